@@ -51,7 +51,6 @@ def index_of(dataset: Dataset) -> DatasetRequests:
         max_output_tokens=round(work.requests * entry.max_output_tokens) if generating else 0,
         longest_output_tokens=round(work.longest_output_tokens),
         asks=work.metric_cpu_seconds >= work.items,
-        runs_text="",
         offsets=[],
     )
 

@@ -35,7 +35,12 @@ from benchmarks.full_shape.make import MAX_LENGTH, Made, make, scaled
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.evaluators.confined.messages import Command, Reply, Setup, Work
-from coordinate_eval.evaluators.confined.process import BuildingProcess, ScoringProcess
+from coordinate_eval.evaluators.confined.process import (
+    BuildingProcess,
+    Conversation,
+    ScoringProcess,
+)
+from coordinate_eval.evaluators.confined.run_files import AnswerFiles, ResponseFiles
 from coordinate_eval.evaluators.sandbox.confinement import Level, View
 from coordinate_eval.evaluators.sandbox.memory import members
 from coordinate_eval.priors import catalogue
@@ -122,25 +127,29 @@ def measure(folder: Path, made: Made, harness: Mapping[str, float]) -> Measured:
     with ScoringProcess(setup, Level.LIMITS, View(), os.environ, MOST_SECONDS) as process:
         for dataset in [datasets[0], *datasets]:
             before = _cpu_seconds()
-            _ask(process, Work.LOAD, dataset, index=str(folder / f"{dataset.name}.json"))
-            responses = [str(folder / f"{dataset.name}.responses")]
-            _ask(process, Work.FINISH, dataset, responses=responses)
+            responses = ResponseFiles((folder / f"{dataset.name}.responses",))
+            with (
+                responses.copied() as texts,
+                AnswerFiles().copied() as answers,
+                process.child(texts, answers) as child,
+            ):
+                _ask(child, Work.LOAD, dataset, index=indexes[dataset.name])
+                _ask(child, Work.FINISH, dataset)
+                peaks.append(_peak_bytes())
             scoring.append(_cpu_seconds() - before)
-        peaks.append(_peak_bytes())
+    building_peak, *scoring_peaks = peaks
     costs = {
         name: Cost(index.items, index.items * harness[name], *ours)
         for (name, index), *ours in zip(indexes.items(), building[1:], scoring[1:], strict=True)
     }
     stored = sum((folder / f"{name}.jsonl").stat().st_size for name in indexes)
-    return Measured(costs, (peaks[0], peaks[1]), stored, line_bytes)
+    return Measured(costs, (building_peak, max(scoring_peaks)), stored, line_bytes)
 
 
 def _ask(
-    process: BuildingProcess | ScoringProcess, work: Work, dataset: Dataset, **files: object
+    process: BuildingProcess | Conversation, work: Work, dataset: Dataset, **more: object
 ) -> Reply:
-    reply = process.ask(
-        Command.model_validate({"number": 0, "work": work, "dataset": dataset, **files})
-    )
+    reply = process.ask(Command.model_validate({"work": work, "dataset": dataset, **more}))
     assert not reply.error, reply.error
     return reply
 
@@ -176,11 +185,11 @@ def _harness_seconds(made: Made) -> dict[str, float]:
 
 
 def _cpu_seconds() -> float:
-    """Return the CPU seconds of the processes below this one that have not ended."""
+    """Return the CPU seconds of the processes below this one, and of those they waited for."""
     ticks = 0
     for process in _below():
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])  # utime, stime: proc(5)
+        ticks += sum(map(int, fields[11:15]))  # and of children that have ended: proc(5)
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

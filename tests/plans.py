@@ -110,7 +110,7 @@ def prepared(
     )
     printed = sealed(made)
     round_ = Round(number=0, created=0, nodes=[], minutes=15)
-    return Prepared(printed, place, run, round_, runs_text=[])
+    return Prepared(printed, place, run, round_)
 
 
 def reviewed(

@@ -47,7 +47,7 @@ def write_index(made: RunDir, dataset: str, items: int, **fields: Any) -> None:
     """Note that a dataset is built: a request an item, and no questions, by default."""
     numbers = ("prompt_tokens", "generate_requests", "max_output_tokens", "longest_output_tokens")
     known: dict[str, Any] = {"dataset": dataset, "key": "k", "items": items, "requests": items}
-    known |= dict.fromkeys(numbers, 0) | {"asks": False, "runs_text": "", "offsets": []}
+    known |= dict.fromkeys(numbers, 0) | {"asks": False, "offsets": []}
     index = DatasetRequests.model_validate(known | fields, extra="forbid")
     _files.write_record(made.requests_index(dataset), index)
 

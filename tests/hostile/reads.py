@@ -51,7 +51,7 @@ def chat(place: Path) -> object:
 
 def trusting(place: Path) -> object:
     """The harness's own loaders, which trust any code, and what a task may call beside them."""
-    from coordinate_eval.evaluators.harness.tasks.task_loader import harness_session
+    from coordinate_eval.evaluators.harness.session import harness_session
 
     with harness_session():
         import transformers

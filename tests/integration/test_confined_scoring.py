@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +28,7 @@ from tests.scoring import (
 )
 
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.evaluators.confined.messages import ResponseFiles
+from coordinate_eval.evaluators.confined.run_files import ResponseFiles
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.records import Dataset
 
@@ -123,6 +125,11 @@ def quiet_attacks(user: User) -> dict[str, str]:
         "press a key of the kernel": "open('/proc/sysrq-trigger', 'w')",
         "write a packages' folder": f"open({OS}.__file__, 'a')",
         "read the shadow file": "open('/etc/shadow').read()",
+        "write into the mother": "open('/proc/1/mem', 'r+b')",
+        "use the mother's files": (
+            f"any({OS}.access(f'/proc/1/fd/{{n}}', 4) for n in {OS}.listdir('/proc/1/fd'))"
+        ),
+        "signal the mother": f"{OS}.kill(1, 0) is None",
         "become somebody else": f"{OS}.setuid(12345) is None",
     }
 
@@ -220,6 +227,52 @@ def test_scores_are_those_of_the_harness(tmp_path: Path, monkeypatch: pytest.Mon
         assert found.model_copy(update={"cpu_seconds": 0.0}) == evaluator.finish(
             dataset, responses, {}
         )
+
+
+def test_the_mother_shares_no_memory_that_a_child_could_write() -> None:
+    prepared = (
+        "import pathlib; from coordinate_eval.evaluators.base import harness_evaluator\n"
+        "harness_evaluator(pathlib.Path('/'), [], 'vllm', 1).prepare()\n"
+        "import evaluate, sklearn.metrics, torch, transformers\n"
+        "print('rw-s' in pathlib.Path('/proc/self/maps').read_text())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", prepared], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
+
+
+LOOKS = '''"""A metric that is right where nothing is left of another dataset."""
+import os
+
+
+def score(doc, results):
+    left = [p for p in os.listdir("/proc") if p.isdigit() and int(p) not in (1, os.getpid())]
+    left += [p for p in ("/tmp/left", "/tmp/home/left", "/dev/shm/left") if os.path.exists(p)]
+    return {"acc": float(not left)}
+'''
+LEAVES = {
+    "files": "[open(f'{p}/left', 'w').close() for p in ('/tmp', '/tmp/home', '/dev/shm')]",
+    "closed folders": f"[{OS}.chmod(p, 0) for p in ('/tmp/home', '/tmp', '/dev/shm')]",
+    "deep folders": f"[({OS}.mkdir('x'), {OS}.chdir('x')) for n in [*'/', *range(3000)] "
+    f"if n != '/' or {OS}.chdir('/tmp')]",
+    "processes": f"[{OS}.setsid() if {OS}.fork() == 0 else 0, {OS}.fork(), "
+    f"[0 for n in iter(int, 1)] if {OS}.getsid(0) == {OS}.getpid() else 0]",
+    "moved mounts": f"[{OS}.rename(f'/tmp/{{n}}', f'/tmp/{{n}}x') for n in {OS}.listdir('/tmp')]",
+}
+
+
+@pytest.mark.hostile
+@some_users
+@pytest.mark.parametrize("what", LEAVES)
+def test_nothing_of_one_dataset_reaches_the_next(user: User, what: str) -> None:
+    write_task(user.tasks, "evil", EVALUATES, 2)
+    write_task(user.tasks, "after", LOOKS, 2)
+    responses = {"evil": [f"{LEAVES[what]} and 1", "1"], "after": ["1"]}
+    run_dir = make_scorable(user.root, user.tasks, responses)
+    scored = wait_for(start_scorer(run_dir, user.environ, ordinary=user.ordinary), run_dir)
+    assert (scored.status, scored.errors) == (0, {}), scored.said
+    assert scored.results["after"].results["after"]["acc,none"] == 1.0
 
 
 @pytest.mark.hostile

@@ -11,7 +11,7 @@ pytest.importorskip("lm_eval")
 
 from lm_eval.api import metrics
 
-from coordinate_eval.evaluators.harness.standard_errors import bootstrap_stderr, bootstrapped_here
+from coordinate_eval.evaluators.harness.session import bootstrap_stderr, bootstrapped_here
 
 
 def share(pairs: Sequence[Any]) -> float:

@@ -7,7 +7,7 @@ pytest.importorskip("lm_eval")
 from jinja2 import Environment, UndefinedError
 from lm_eval import utils
 
-from coordinate_eval.evaluators.harness.prompts.template_cache import compiled_once
+from coordinate_eval.evaluators.harness.session import compiled_once
 
 TEMPLATE = "{{text | regex_replace('a', 'b')}} {{n + 1}}\n"
 

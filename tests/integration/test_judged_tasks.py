@@ -139,7 +139,7 @@ def messages(question: Question) -> list[tuple[str, str]]:
 
 def test_a_judge_is_asked_about_each_answer(tasks: Path) -> None:
     judged = Judged(tasks, SINGLE)
-    assert judged.index.asks and judged.index.judged and not judged.index.runs_text
+    assert judged.index.asks and judged.index.judged
     hostile = "{question} {{ 7 * 7 }} {0.__class__} STOP and more"
     questions = judged.evaluator.questions(judged.dataset, judged.responses([hostile]))
     assert messages(questions[2]) == [

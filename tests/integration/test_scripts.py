@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
-from coordinate_eval.evaluators.harness.tasks.task_loader import harness_session
+from coordinate_eval.evaluators.harness.session import harness_session
 from coordinate_eval.records import Dataset
 
 SHADOWS = next(each for each in HOSTILE if each.name == "shadows")

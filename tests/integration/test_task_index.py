@@ -11,7 +11,7 @@ pytest.importorskip("lm_eval")
 from lm_eval.tasks import TaskManager, manager
 from lm_eval.tasks._index import TaskIndex
 
-from coordinate_eval.evaluators.harness.tasks import task_index, task_names
+from coordinate_eval.evaluators.harness.tasks import task_loader, task_names
 from coordinate_eval.evaluators.harness.tasks.task_loader import TaskLoader
 from coordinate_eval.records import Dataset
 
@@ -36,7 +36,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of tasks of a small harness."""
     folder = write(tmp_path / "harness", OWN)
     monkeypatch.setattr(manager, "__file__", str(folder / "manager.py"))
-    monkeypatch.setattr(task_index, "_FOLDER", folder)
+    monkeypatch.setattr(task_loader, "_OWN_FOLDER", folder)
     return folder
 
 
@@ -57,9 +57,9 @@ def no_build(paths: object) -> None:
 
 def test_the_index_of_the_real_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "cache" / "tasks.json"
-    made = task_index.own_tasks(file)
+    made = task_loader.own_tasks(file)
     monkeypatch.setattr(TaskIndex, "build", no_build)
-    kept = task_index.own_tasks(file)
+    kept = task_loader.own_tasks(file)
     assert shape(kept) == shape(made)
     assert list(kept) == list(made)
 
@@ -71,7 +71,7 @@ def test_a_loader_has_what_the_harness_would_have(
     users = write(tmp_path / "users", USERS)
     file = tmp_path / "cache" / "tasks.json"
     if not first:
-        task_index.own_tasks(file)
+        task_loader.own_tasks(file)
     loader = TaskLoader(
         include_path=[str(users)], tokenizer=tmp_path, seed=1, kept_tasks=file, max_length=100
     )
@@ -94,25 +94,25 @@ def test_a_loader_has_what_the_harness_would_have(
 )
 def test_a_changed_harness_is_indexed_again(harness: Path, tmp_path: Path, change: Any) -> None:
     file = tmp_path / "cache" / "tasks.json"
-    task_index.own_tasks(file)
+    task_loader.own_tasks(file)
     change(harness)
-    assert shape(task_index.own_tasks(file)) == shape(TaskIndex.build([harness]))
-    assert shape(task_index.own_tasks(file)) == shape(TaskIndex.build([harness]))
+    assert shape(task_loader.own_tasks(file)) == shape(TaskIndex.build([harness]))
+    assert shape(task_loader.own_tasks(file)) == shape(TaskIndex.build([harness]))
 
 
 def test_a_torn_index_is_made_again(harness: Path, tmp_path: Path) -> None:
     file = tmp_path / "cache" / "tasks.json"
-    made = task_index.own_tasks(file)
+    made = task_loader.own_tasks(file)
     whole = file.read_text()
     file.write_text(whole[:-20])
-    assert shape(task_index.own_tasks(file)) == shape(made)
+    assert shape(task_loader.own_tasks(file)) == shape(made)
     assert file.read_text() == whole
 
 
 def test_where_nothing_can_be_kept(harness: Path, tmp_path: Path) -> None:
     file = tmp_path / "cache" / "tasks.json"
     file.parent.write_text("a file, and no folder")
-    assert shape(task_index.own_tasks(file)) == shape(task_index.own_tasks(None))
+    assert shape(task_loader.own_tasks(file)) == shape(task_loader.own_tasks(None))
 
 
 def test_compiled_files_do_not_count(harness: Path) -> None:

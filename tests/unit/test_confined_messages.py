@@ -1,8 +1,8 @@
 """Replies of a process in which what the model wrote may have run: data, and checked."""
 
-import errno
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +10,32 @@ import pytest
 from pydantic import ValidationError
 
 from coordinate_eval.errors import RecordError
-from coordinate_eval.evaluators.confined import answering
-from coordinate_eval.evaluators.confined.messages import (
+from coordinate_eval.evaluators.confined.checks import (
     MOST_TIMEOUT_SECONDS,
-    AnswerFiles,
-    Command,
-    LoggedSample,
-    LoggedVerdict,
-    Reply,
-    ResponseFiles,
-    Work,
     check_names,
     check_questions,
     check_samples,
     check_verdicts,
+)
+from coordinate_eval.evaluators.confined.messages import (
+    Command,
+    LoggedSample,
+    LoggedVerdict,
+    Reply,
+    Work,
     read_reply,
 )
+from coordinate_eval.evaluators.confined.run_files import ResponseFiles
 from coordinate_eval.evaluators.harness.code_eval import program_question
 from coordinate_eval.evaluators.judged.prompts import (
     MOST_CHARACTERS,
     judge_question,
     question_of,
 )
-from coordinate_eval.records import Dataset, DatasetResults, Message, Question, Rubric
+from coordinate_eval.records import Dataset, DatasetResults, Message, Question, Response, Rubric
 
-COMMAND = Command(number=2, work=Work.FINISH, dataset=Dataset(name="evil"))
+EVIL = Dataset(name="evil")
+COMMAND = Command(number=2, work=Work.FINISH, dataset=EVIL)
 
 
 def results(**changes: object) -> DatasetResults:
@@ -103,39 +104,33 @@ def test_a_list_of_anything_else_is_refused_at_its_first(name: str) -> None:
     ],
 )
 def test_no_reply_gives_scores_of_another_dataset(changes: dict[str, object]) -> None:
-    check_names(results(results={"evil": {}, "evil/leaf": {}}), {"evil", "evil/leaf"}, COMMAND)
+    check_names(results(results={"evil": {}, "evil/leaf": {}}), {"evil", "evil/leaf"}, EVIL)
     with pytest.raises(RecordError, match="scores of 'good'"):
-        check_names(results(**changes), {"evil", "evil/leaf"}, COMMAND)
+        check_names(results(**changes), {"evil", "evil/leaf"}, EVIL)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan, 2 * MOST_TIMEOUT_SECONDS])
 def test_no_question_waits_for_ever(seconds: float) -> None:
-    check_questions([program_question("pass", 3.0)], COMMAND, "")
+    check_questions([program_question("pass", 3.0)], EVIL, "")
     with pytest.raises(RecordError, match="seconds"):
-        check_questions([program_question("pass", seconds)], COMMAND, "")
+        check_questions([program_question("pass", seconds)], EVIL, "")
 
 
 def test_no_question_has_the_id_of_another() -> None:
     question = program_question("pass", 3.0).model_copy(update={"content": "exit()"})
     with pytest.raises(RecordError, match="another one's id"):
-        check_questions([question], COMMAND, "")
+        check_questions([question], EVIL, "")
 
 
-JUDGED = COMMAND.model_copy(
-    update={
-        "dataset": Dataset(
-            name="evil",
-            rubric=Rubric(
-                name="r", prompts={"p": [Message(role="user", content="")]}, patterns=["(.)"]
-            ),
-        )
-    }
+JUDGED = Dataset(
+    name="evil",
+    rubric=Rubric(name="r", prompts={"p": [Message(role="user", content="")]}, patterns=["(.)"]),
 )
 
 
 def _asked(judge: str = "m@1", **changes: object) -> Question:
-    assert JUDGED.dataset.rubric is not None
-    right = judge_question("", JUDGED.dataset.rubric, [Message(role="user", content="?")])
+    assert JUDGED.rubric is not None
+    right = judge_question("", JUDGED.rubric, [Message(role="user", content="?")])
     return question_of(judge, json.dumps(json.loads(right.content) | changes))
 
 
@@ -166,40 +161,29 @@ def test_a_judge_is_asked_nothing_else(question: Question) -> None:
 
 def test_a_metric_without_a_rubric_asks_no_judge() -> None:
     with pytest.raises(RecordError, match="seconds"):
-        check_questions([_asked()], COMMAND, "m@1")
+        check_questions([_asked()], EVIL, "m@1")
 
 
-class Reads:
-    """An evaluator that reads the responses, or raises an error of its own."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self._error = error
-
-    def finish(
-        self, dataset: Dataset, responses: ResponseFiles, answers: AnswerFiles
-    ) -> DatasetResults:
-        if self._error is not None:
-            raise self._error
-        return DatasetResults(dataset="evil", items=len(list(responses)) + len(answers), results={})
-
-
-def asked(evaluator: Any, **files: Path) -> Reply:
-    paths = {name: [str(path)] for name, path in files.items()}
-    return answering._reply(evaluator, COMMAND.model_copy(update=paths))
-
-
-@pytest.mark.parametrize("what", ["responses", "answers"])
-def test_a_file_that_cannot_be_read_is_no_fault_of_the_dataset(tmp_path: Path, what: str) -> None:
-    reply = asked(Reads(), **{what: tmp_path / "gone"})
-    assert reply.unread
-    assert reply.error == f"{tmp_path}/gone cannot be read: No such file or directory"
-    assert read_reply(reply.line().encode(), COMMAND) == reply
-
-
-def test_an_error_of_a_tasks_own_code_is(tmp_path: Path) -> None:
-    reply = asked(Reads(OSError(errno.EIO, "its own data")))
-    assert not reply.unread
-    assert "its own data" in reply.error
+def test_a_copy_is_read_from_its_beginning_each_time_and_never_written(tmp_path: Path) -> None:
+    files = []
+    for item, name in enumerate(("a", "b")):
+        files.append(tmp_path / name)
+        response = Response(
+            dataset="d", item=item, task="d", doc=item, index=0, prompt_hash="p", text=name,
+            tokens=1, finish="stop",
+        )  # fmt: skip
+        files[-1].write_text(response.line())
+    with ResponseFiles(tuple(files)).copied() as descriptor:
+        copy = ResponseFiles(copy=descriptor)
+        assert [response.text for response in copy] == ["a", "b"]
+        assert [response.text for response in copy] == ["a", "b"]
+        with pytest.raises(PermissionError):
+            os.write(descriptor, b"x")
+        with pytest.raises(PermissionError):
+            os.write(os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR), b"x")
+    gone = ResponseFiles((tmp_path / "gone",))
+    with pytest.raises(FileNotFoundError, match="gone"), gone.copied():
+        pass
 
 
 SAMPLE: dict[str, Any] = {
@@ -211,9 +195,8 @@ SAMPLE: dict[str, Any] = {
 
 def _check_sample(content: str, **changes: Any) -> None:
     verdict = LoggedVerdict(item=3, task="evil", filter="none", metrics={}, doc_hash="")
-    asked = COMMAND.model_copy(update={"work": Work.SAMPLES, "positions": [0]})
     told = {"item": 3, "task": "evil", "words": [], "content": content} | changes
-    check_samples([LoggedSample.model_validate(told, extra="forbid")], [verdict], asked)
+    check_samples([LoggedSample.model_validate(told, extra="forbid")], [verdict], EVIL)
 
 
 def test_samples_are_those_that_were_asked_for_and_the_harness_s() -> None:
@@ -230,9 +213,9 @@ def test_samples_are_those_that_were_asked_for_and_the_harness_s() -> None:
 
 def test_verdicts_concern_the_dataset_alone() -> None:
     verdict = LoggedVerdict(item=0, task="other", filter="none", metrics={}, doc_hash="")
-    check_verdicts([verdict], {"other"}, COMMAND)
+    check_verdicts([verdict], {"other"}, EVIL)
     with pytest.raises(RecordError, match="told of 'other'"):
-        check_verdicts([verdict], {"evil"}, COMMAND)
+        check_verdicts([verdict], {"evil"}, EVIL)
 
 
 def test_of_a_reply_with_samples_nothing_else_is_read() -> None:

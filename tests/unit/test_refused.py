@@ -21,19 +21,19 @@ from coordinate_eval.evaluators.sandbox.languages import LANGUAGES, Language
 @pytest.mark.parametrize(
     ("level", "refused"), [(None, ["b"]), (Level.NAMESPACES, []), (Level.LIMITS, [])]
 )
-def test_what_may_run_text_is_given_up_where_nothing_confines_it(
+def test_generated_answers_are_given_up_where_nothing_confines_their_scoring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: Level | None, refused: list[str]
 ) -> None:
     run_dir, run = RunDir(tmp_path), make_run()
-    for name, what in (("a", ""), ("b", "metric.py, line 6, calls eval")):
-        write_index(run_dir, name, 1, generate_requests=1, runs_text=what)
+    for name, generated in (("a", 0), ("b", 1)):
+        write_index(run_dir, name, 1, generate_requests=generated)
     monkeypatch.setattr(module, "find_level", lambda _: (level, "install bubblewrap"))
     said = "".join(refuse(run_dir, run))
     assert sorted(given_up(run_dir)) == refused
     assert said.startswith("not run: b.") == bool(refused)
     if refused:
         why = run_dir.dataset_error("b").read_text()
-        assert "metric.py, line 6, calls eval" in why
+        assert "its scoring may run what the model wrote" in why
         assert "install bubblewrap" in why
         unpublished = gather_facts(run_dir, run, [], now=0, idle_arrays=Counter()).unpublished
         assert {span.dataset for span in unpublished} == {"a"}

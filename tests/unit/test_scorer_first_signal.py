@@ -18,7 +18,7 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.coordinator.workers.pull import pull
 from coordinate_eval.coordinator.workers.scorer import ScoringJob
-from coordinate_eval.evaluators.confined.messages import AnswerFiles, ResponseFiles
+from coordinate_eval.evaluators.confined.run_files import AnswerFiles, ResponseFiles
 from coordinate_eval.records import (
     Dataset,
     DatasetResults,

@@ -23,8 +23,8 @@ from coordinate_eval.coordinator.workers import scorer
 from coordinate_eval.coordinator.workers.pull import POLL_SECONDS, STORAGE_PAUSE_SECONDS, pull
 from coordinate_eval.coordinator.workers.signals import StopRequested, until_stopped
 from coordinate_eval.errors import UserError
-from coordinate_eval.evaluators.confined.messages import AnswerFiles, ResponseFiles
 from coordinate_eval.evaluators.confined.process import ProcessEnded
+from coordinate_eval.evaluators.confined.run_files import AnswerFiles, ResponseFiles
 from coordinate_eval.records import (
     Answer,
     Dataset,

@@ -26,7 +26,7 @@ from coordinate_eval.coordinator.supervisor.decisions.values import Revoke
 from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
 from coordinate_eval.coordinator.workers.pull import pull
 from coordinate_eval.coordinator.workers.scorer import ScoringJob
-from coordinate_eval.evaluators.confined.messages import AnswerFiles, ResponseFiles
+from coordinate_eval.evaluators.confined.run_files import AnswerFiles, ResponseFiles
 from coordinate_eval.records import (
     Answer,
     Dataset,

@@ -11,12 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from coordinate_eval._engines import kind_of
-from coordinate_eval.evaluators.confined.messages import (
-    AnswerFiles,
-    LoggedSample,
-    LoggedVerdict,
-    ResponseFiles,
-)
+from coordinate_eval.evaluators.confined.messages import LoggedSample, LoggedVerdict
+from coordinate_eval.evaluators.confined.run_files import AnswerFiles, ResponseFiles
 from coordinate_eval.evaluators.pulse import Pulse
 from coordinate_eval.records import (
     Answer,
@@ -40,6 +36,10 @@ class Evaluator(Protocol):
         Raises:
             UserError: the task is unknown, malformed, or has no items.
         """
+        ...
+
+    def prepare(self) -> None:
+        """Import and read what all datasets need. Processes that score are forked afterwards."""
         ...
 
     def load(self, dataset: Dataset, index: DatasetRequests) -> list[str]:

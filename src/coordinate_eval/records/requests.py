@@ -182,10 +182,6 @@ class DatasetRequests(Record):
         "show an item's own answer",
     )
     built: float | None = Field(default=None, description="time at which they were built")
-    runs_text: str = Field(
-        default="its requests were built by an earlier version",
-        description="what in its scoring may run what the model wrote; empty if nothing does",
-    )
     build_cpu_seconds: float | None = Field(
         default=None, description="CPU seconds of building, without downloads and shared loading"
     )

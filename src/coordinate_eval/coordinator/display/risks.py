@@ -43,7 +43,6 @@ def risks(found: Review) -> list[str]:
         *_few_gpus(found),
         *_no_signal(found),
         *_memory(found),
-        *_runs_text(found),
         *(f"few-shot examples: {line}" for line in found.own_answers),
         *_judge_budget(found),
         *_metric_tail(found),
@@ -128,15 +127,6 @@ def _memory(found: Review) -> Iterator[str]:
         yield (
             f"memory: little is left beside the weights ({weights:.1f} GiB a node) and "
             f"the trials ({trial:g} GiB each) on {_named([name for _, name in sorted(tight)])}"
-        )
-
-
-def _runs_text(found: Review) -> Iterator[str]:
-    """Yield the datasets whose scoring may run text of the model, of those whose code was read."""
-    if found.runs_text:
-        yield (
-            f"runs text: scoring {_named(found.runs_text)} may run what the model wrote; they are "
-            "left out if the supervisor's node cannot confine it"
         )
 
 

@@ -35,8 +35,6 @@ class Review:
     longest_first: float
     """The same with the longest dataset first."""
     jobs: Sequence[ShownJob]
-    runs_text: Sequence[str]
-    """Built datasets whose scoring may run what the model wrote."""
     unbuilt: Sequence[str]
     """Datasets whose prompts are not in the cache."""
     own_answers: Sequence[str] = ()
@@ -74,7 +72,6 @@ def review(prepared: Prepared, offer: Offer, shown: Sequence[ShownJob]) -> Revie
         one_job_each=one_job_each(plan.datasets, on),
         longest_first=one_job_each(longest_first(plan.datasets, on.cores), on),
         jobs=shown,
-        runs_text=prepared.runs_text,
         unbuilt=prepared.unbuilt,
         own_answers=prepared.own_answers,
     )

@@ -134,7 +134,6 @@ def _plan_of_its_run(run: Run, offer: Offer, questions: int, tokens: float) -> P
         max_output_tokens=questions * longest,
         longest_output_tokens=longest,
         asks=False,
-        runs_text="",
         offsets=[],
     )
     try:

@@ -85,8 +85,6 @@ class Prepared:
     """With its plan."""
     round: Round
     """Round 0, on the nodes of the plan."""
-    runs_text: list[str]
-    """Datasets in whose scoring something may run what the model wrote."""
     unbuilt: Sequence[str] = ()
     """Datasets whose prompts are to be built before the plan begins."""
     own_answers: Sequence[str] = ()
@@ -226,10 +224,9 @@ def prepare(
         )
         plan = reviewed_plan.sealed(new)
     run = with_plan(run, plan, built)
-    runs_text = [name for name, index in built.items() if index.runs_text]
     names = [dataset.name for dataset in unbuilt]
     own = [line for name, index in built.items() for line in own_answers(name, index.own_answers)]
-    return Prepared(plan, capacity, run, first_round(run, plan, nodes), runs_text, names, own)
+    return Prepared(plan, capacity, run, first_round(run, plan, nodes), names, own)
 
 
 def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run:

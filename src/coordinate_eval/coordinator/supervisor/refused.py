@@ -30,11 +30,10 @@ from coordinate_eval.records import DatasetRequests, Rubric
 def refuse(run_dir: RunDir, run: Run) -> list[str]:
     """Give up the datasets that cannot be scored here.
 
-    These are datasets whose scoring may run what the model wrote, where nothing confines it; those
-    whose metric asks for programs in a language whose compiler is not installed; those whose
-    answers are compared with a baseline's that are not all there; and those whose judge refuses
-    the key or a question, has no such model, or too short a context. One that does not answer may
-    do so later.
+    These are datasets with generated answers, where nothing confines their scoring; those whose
+    metric asks for programs in a language whose compiler is not installed; those whose answers are
+    compared with a baseline's that are not all there; and those whose judge refuses the key or a
+    question, has no such model, or too short a context. One that does not answer may do so later.
 
     It is called before the first job is submitted: no GPU works for them. This node speaks for
     those of scoring and metric jobs. One of them that can do less refuses its work itself.
@@ -164,12 +163,12 @@ async def _try_out(
 
 
 def _unconfined(run: Run, indexes: dict[str, DatasetRequests]) -> Iterator[tuple[str, str]]:
-    """Yield the datasets whose scoring may run text that nothing here confines, with the reason."""
-    runs_text = {name: index.runs_text for name, index in indexes.items() if index.runs_text}
-    level, why = find_level(run.settings.metrics.allow_unsafe_code) if runs_text else (None, "")
+    """Yield the datasets with generated answers, with the reason, if nothing confines scoring."""
+    generated = [name for name, index in indexes.items() if index.generate_requests]
+    level, why = find_level(run.settings.metrics.allow_unsafe_code) if generated else (None, "")
     if level is None:
-        for name, what in runs_text.items():
-            yield name, refusal(name, what, why)
+        for name in generated:
+            yield name, refusal(name, why)
 
 
 def _without_baseline(

@@ -39,9 +39,10 @@ from coordinate_eval.coordinator.workers.pull import Puller, own_index, pull
 from coordinate_eval.coordinator.workers.signals import until_stopped
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.evaluators.base import Scorer
-from coordinate_eval.evaluators.confined.evaluator import ConfinedEvaluator, Place
-from coordinate_eval.evaluators.confined.messages import AnswerFiles, ResponseFiles, Setup
+from coordinate_eval.evaluators.confined.evaluator import ConfinedEvaluator
+from coordinate_eval.evaluators.confined.messages import Setup
 from coordinate_eval.evaluators.confined.process import ProcessEnded
+from coordinate_eval.evaluators.confined.run_files import AnswerFiles, ResponseFiles
 from coordinate_eval.evaluators.harness.tasks.task_names import kept_file
 from coordinate_eval.records import (
     Dataset,
@@ -100,12 +101,6 @@ def start_evaluator(
             judge_revision=settings.judge.revision,
             baselines=str(run_dir.baselines_folder) if run_dir.baselines_folder.is_dir() else "",
             memory_bytes=int(MEMORY_PART * settings.harness.memory_gib * 2**30),
-        ),
-        Place(
-            run_dir.model,
-            run_dir.requests_folder,
-            run_dir.published_folder("outputs", ""),
-            run_dir.published_folder("answers", ""),
         ),
         [dataset.task for dataset in run.suite.datasets if dataset.task],
         indexes,

@@ -1,8 +1,7 @@
 """A process of the harness: it holds the evaluator, and answers commands.
 
-`python -m coordinate_eval.evaluators.confined.answering FD [NOTE]`, started by `process.py`.
-Commands come on standard input, replies go to the descriptor FD, and the output of tasks to
-standard error. Calls of the tokenizer are noted in the file NOTE, if it is given.
+`process.py` starts it. It answers commands itself to build prompts. To score, it is the mother of
+processes that answer. The output of tasks goes to standard error.
 
 To score, it writes no file of the run. It may be confined so that it cannot: then the caches of the
 libraries are read-only, and it works on folders of links to them in its own memory.
@@ -15,29 +14,24 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
-import threading
 import traceback
 from pathlib import Path
-from typing import BinaryIO
 
-from coordinate_eval import _files
-from coordinate_eval.errors import CoordinateError, DataMissing, UserError
+from coordinate_eval.errors import CoordinateError, DataMissing
 from coordinate_eval.evaluators.base import Evaluator, harness_evaluator
 from coordinate_eval.evaluators.confined.messages import (
     MOST_ERROR_CHARACTERS,
-    AnswerFiles,
     Command,
     Reply,
-    ResponseFiles,
     Setup,
-    Unread,
     Work,
-    reading,
 )
+from coordinate_eval.evaluators.confined.mother import fork_for_each
+from coordinate_eval.evaluators.confined.run_files import AnswerFiles, ResponseFiles
 from coordinate_eval.evaluators.harness.prompts.tokenizer import tokenizers_alone
 from coordinate_eval.evaluators.pulse import Pulse
-from coordinate_eval.evaluators.quick_transformers import quicken
 from coordinate_eval.records import Dataset, DatasetRequests, ItemRequests, Request
 
 STACKS_BYTES = 4 << 30
@@ -55,19 +49,20 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Answer commands until there are no more."""
+    """Build, or score: `build COMMANDS REPLIES NOTE` or `score CONTROL`, descriptors all of them.
+
+    In the file NOTE, calls of the tokenizer are noted.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     gc.set_threshold(NEW_OBJECTS)
-    own = os.getpid()
-    reply_to, *note = map(int, sys.argv[1:])
-    commands, replies = _take_channels(reply_to)
-    setup = Setup.model_validate_json(commands.readline())
+    what, *descriptors = sys.argv[1], *map(int, sys.argv[2:])
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    setup = Setup.model_validate_json(sys.stdin.buffer.readline())
+    _leave_no_channel()
     _log_as_asked()
     if setup.memory_bytes:
         _limit(setup.memory_bytes)
-    mirroring = threading.Thread(target=_mirror_all, args=(setup.mirrors,))
-    mirroring.start()
-    quicken()
     if not setup.models:
         tokenizers_alone()
     with contextlib.suppress(FileNotFoundError, PermissionError):  # no data of a task is there
@@ -77,24 +72,53 @@ def main() -> None:
         setup.include_path,
         setup.engine,
         setup.max_length,
-        Pulse(note[0]) if note else None,
+        Pulse(descriptors[2]) if what == "build" else None,
         Path(setup.kept_tasks) if setup.kept_tasks else None,
         (setup.judge_model, setup.judge_revision),
         Path(setup.baselines) if setup.baselines else None,
     )
-    mirroring.join()
+    if what == "score":
+        evaluator.prepare()
     gc.freeze()
-    before = 0.0
-    for line in commands:
-        command = Command.model_validate_json(line)
-        reply = _reply(evaluator, command)
-        used = sum(os.times()[:4])  # in this process and those that it has waited for
-        reply = reply.model_copy(update={"cpu_seconds": used - before})
-        before = used
-        if os.getpid() != own:  # what the model wrote has forked
-            os._exit(1)
-        replies.write(reply.line().encode())
-        replies.flush()
+    if what == "build":
+        commands, replies, _ = descriptors
+        _answer(evaluator, commands, replies, ResponseFiles(), AnswerFiles())
+        return
+
+    def score(files: list[int]) -> None:
+        commands, replies, responses, answers = files
+        _mirror_all(setup.mirrors)
+        _answer(
+            evaluator,
+            commands,
+            replies,
+            ResponseFiles(copy=responses),
+            AnswerFiles(copy=answers),
+        )
+
+    fork_for_each(socket.socket(fileno=descriptors[0]), score)
+
+
+def _answer(
+    evaluator: Evaluator,
+    commands: int,
+    replies: int,
+    responses: ResponseFiles,
+    answers: AnswerFiles,
+) -> None:
+    """Answer commands until there are no more."""
+    own, before = os.getpid(), 0.0
+    with os.fdopen(commands, "rb") as asked, os.fdopen(replies, "wb") as said:
+        for line in asked:
+            command = Command.model_validate_json(line)
+            reply = _reply(evaluator, command, responses, answers)
+            used = sum(os.times()[:4])  # in this process and those that it has waited for
+            reply = reply.model_copy(update={"cpu_seconds": used - before})
+            before = used
+            if os.getpid() != own:  # what the model wrote has forked
+                os._exit(1)
+            said.write(reply.line().encode())
+            said.flush()
 
 
 def _log_as_asked() -> None:
@@ -104,15 +128,12 @@ def _log_as_asked() -> None:
             logging.getLogger("lm_eval").setLevel(level.upper())
 
 
-def _take_channels(reply_to: int) -> tuple[BinaryIO, BinaryIO]:
-    """Return the streams of commands and replies, and leave tasks no standard input or output."""
-    commands = os.dup(0)
+def _leave_no_channel() -> None:
+    """Leave tasks no standard input, and one output."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    os.set_inheritable(reply_to, False)
-    return os.fdopen(commands, "rb"), os.fdopen(reply_to, "wb")
 
 
 def _limit(memory_bytes: int) -> None:
@@ -148,31 +169,33 @@ def _mirror(source: Path, target: Path) -> None:
                 (made / name).symlink_to(Path(folder, name))
 
 
-def _reply(evaluator: Evaluator, command: Command) -> Reply:
+def _reply(
+    evaluator: Evaluator, command: Command, responses: ResponseFiles, answers: AnswerFiles
+) -> Reply:
     try:
-        return _call(evaluator, command)
+        return _call(evaluator, command, responses, answers)
     except Exception as error:  # a task's own code may raise anything
-        ours = isinstance(error, CoordinateError | Unread)
-        message = str(error) if ours else traceback.format_exc()
+        message = str(error) if isinstance(error, CoordinateError) else traceback.format_exc()
         shown = message.strip()[-MOST_ERROR_CHARACTERS:].encode("utf-8", "backslashreplace")
         return Reply(
             number=command.number,
             error=shown.decode() or type(error).__name__,
-            unread=isinstance(error, Unread),
             offline=isinstance(error, DataMissing),
         )
 
 
-def _call(evaluator: Evaluator, command: Command) -> Reply:
+def _call(
+    evaluator: Evaluator, command: Command, responses: ResponseFiles, answers: AnswerFiles
+) -> Reply:
     number, dataset = command.number, command.dataset
     if command.work is Work.BUILD:
         return Reply(number=number, built=_build(evaluator, dataset, Path(command.requests)))
-    responses = ResponseFiles(tuple(map(Path, command.responses)))
-    answers = AnswerFiles(tuple(map(Path, command.answers)))
     if command.work is Work.LOAD:
-        with reading(Path(command.index)):
-            index = _files.read_record(Path(command.index), DatasetRequests)
-        return Reply(number=number, names=evaluator.load(dataset, index))
+        assert command.index is not None  # it has one
+        before = set(sys.modules)
+        names = evaluator.load(dataset, command.index)
+        modules = [name for name in sys.modules if name not in before]
+        return Reply(number=number, names=names, modules=modules)
     if command.work is Work.QUESTIONS:
         return Reply(number=number, questions=evaluator.questions(dataset, responses))
     if command.work in (Work.VERDICTS, Work.SAMPLES):
@@ -206,10 +229,3 @@ def _build(evaluator: Evaluator, dataset: Dataset, path: Path) -> DatasetRequest
         close_item()
         offsets += [file.tell()] * (built.items + 1 - len(offsets))
     return built.model_copy(update={"offsets": offsets})
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        sys.exit(str(error))

@@ -1,36 +1,24 @@
-"""The messages between a `ConfinedEvaluator` and its processes: lines of JSON, one record each.
+"""The messages between those who ask processes of the harness and these: JSON, a line each.
 
-A process reads a `Setup`, then `Command`s, on standard input, and answers each with one `Reply` on
-a descriptor of its own. Responses and answers are read from files: only their paths travel.
+A process reads a `Setup` on standard input. `Command`s come over a pipe, and each is answered with
+one `Reply` over another. Responses and answers are files, which a process gets opened.
 
 What the model wrote may run inside such a process. A reply is therefore data, checked by the one
-who asked: its size, its shape, and that it concerns nothing but the dataset that was asked about.
+who asked: its size and its shape here, what it is about in `checks.py`.
 """
 
-import contextlib
-import itertools
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from pathlib import Path
 from typing import Annotated
 
-from pydantic import ConfigDict, FailFast, Field, JsonValue, ValidationError
+from pydantic import FailFast, Field, ValidationError
 
-from coordinate_eval import _files
 from coordinate_eval.errors import RecordError
 from coordinate_eval.records import (
-    Answer,
     Dataset,
     DatasetRequests,
     DatasetResults,
-    Message,
     Question,
     Record,
-    Response,
-    Rubric,
 )
 
 MOST_REPLY_BYTES = 4 << 20
@@ -50,13 +38,6 @@ SAMPLES_AT_ONCE = 64
 """Samples in one reply. One may have a prompt of a million characters, four times."""
 
 MOST_ERROR_CHARACTERS = 20_000
-
-MOST_TIMEOUT_SECONDS = 3600.0
-"""Longest time that a question may ask for one program."""
-
-
-class Unread(OSError):
-    """A file of the run cannot be read now. Another attempt may read it."""
 
 
 class Setup(Record):
@@ -97,13 +78,11 @@ class Work(StrEnum):
 class Command(Record):
     """One call of a method of the evaluator."""
 
-    number: int
+    number: int = 0
     work: Work
     dataset: Dataset
-    responses: list[str] = Field(default=[], description="files of JSON lines of `Response`")
-    answers: list[str] = Field(default=[], description="files of JSON lines of `Answer`")
     requests: str = Field(default="", description="new file for what is built")
-    index: str = Field(default="", description="file of `DatasetRequests`: of load")
+    index: DatasetRequests | None = Field(default=None, description="of load")
     positions: list[int] = Field(default=[], description="of verdicts: of samples")
 
 
@@ -134,7 +113,6 @@ class Outcome(Record):
 
     number: int
     error: str = Field(default="", description="that was raised")
-    unread: bool = Field(default=False, description="the error is an `Unread`")
 
 
 class Seen(Outcome):
@@ -160,6 +138,9 @@ class Reply(Asked, Seen):
     names: Annotated[list[str], FailFast()] = Field(
         default=[], description="tasks and groups that have scores: of load"
     )
+    modules: Annotated[list[str], FailFast()] = Field(
+        default=[], description="modules that were imported meanwhile: of load"
+    )
     results: DatasetResults | None = None
     built: DatasetRequests | None = None
     cpu_seconds: float = Field(
@@ -169,54 +150,6 @@ class Reply(Asked, Seen):
         description="that the process took since its last reply, or since it began",
     )
     offline: bool = Field(default=False, description="the error is a `DataMissing`: of build")
-
-
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Raise `Unread` for an error in the block, which reads a file of the run."""
-    try:
-        yield
-    except OSError as error:
-        raise Unread(f"{path} cannot be read: {error.strerror}") from error
-
-
-@dataclass(frozen=True)
-class ResponseFiles:
-    """The responses in some files of the run directory, read anew by each iteration."""
-
-    paths: tuple[Path, ...]
-
-    def __iter__(self) -> Iterator[Response]:
-        for path in self.paths:
-            with reading(path):
-                for line in _files.lines(path):
-                    yield Response.model_validate_json(line)
-
-
-@dataclass(frozen=True)
-class AnswerFiles(Mapping[str, Answer]):
-    """The answers in some files of the run directory, by the question's id. They are read once."""
-
-    paths: tuple[Path, ...]
-
-    @cached_property
-    def _answers(self) -> dict[str, Answer]:
-        found = {}
-        for path in self.paths:
-            with reading(path):
-                for line in _files.lines(path):
-                    answer = Answer.model_validate_json(line)
-                    found[answer.id] = answer
-        return found
-
-    def __getitem__(self, identifier: str) -> Answer:
-        return self._answers[identifier]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._answers)
-
-    def __len__(self) -> int:
-        return len(self._answers)
 
 
 def read_reply(line: bytes, command: Command) -> Reply:
@@ -234,140 +167,15 @@ def read_reply(line: bytes, command: Command) -> Reply:
         else:
             reply = Reply.model_validate_json(line)
     except ValidationError as error:
-        raise _wrong(command, "what its process said is not a reply") from error
+        raise disturbed(command.dataset, "what its process said is not a reply") from error
     if reply.number != command.number:
-        raise _wrong(command, "its process answered another command")
+        raise disturbed(command.dataset, "its process answered another command")
     return reply
 
 
-def check_names(results: DatasetResults, names: set[str], command: Command) -> None:
-    """Check that scores concern nothing but the tasks and groups of the dataset.
-
-    Raises:
-        RecordError: scores name something else.
-    """
-    tables = (
-        results.results,
-        results.groups,
-        results.group_subtasks,
-        results.higher_is_better,
-        results.n_shot,
-        results.n_samples,
-        results.versions,
-    )
-    members = itertools.chain.from_iterable(results.group_subtasks.values())
-    foreign = sorted(set(members).union(*tables) - names)
-    if results.dataset != command.dataset.name:
-        foreign.insert(0, results.dataset)
-    if foreign:
-        raise _wrong(command, f"its process gave scores of {foreign[0][:100]!r}")
-
-
-def check_questions(questions: list[Question], command: Command, judge: str) -> None:
-    """Check that questions are what a metric may ask: programs, or a rubric's of its judge.
-
-    Each must have its own id. Programs have a time that can be waited for.
-
-    Raises:
-        RecordError: a question is something else.
-    """
-    if command.dataset.rubric is not None:
-        for question in questions:
-            _check_judged(question, command.dataset.rubric, command, judge)
-        return
-    # This module has no heavy imports.
-    from coordinate_eval.evaluators.harness.code_eval import program_question
-    from coordinate_eval.evaluators.sandbox.languages import LANGUAGES
-
-    for question in questions:
-        seconds = question.timeout_seconds
-        if not (math.isfinite(seconds) and 0 < seconds <= MOST_TIMEOUT_SECONDS):
-            raise _wrong(command, f"a program of its metric asks for {seconds:g} seconds")
-        if question.language not in LANGUAGES:
-            raise _wrong(command, "a program of its metric is in an unknown language")
-        if question != program_question(question.content, seconds, question.language):
-            raise _wrong(command, "a question of its metric has another one's id")
-
-
-def _check_judged(question: Question, rubric: Rubric, command: Command, judge: str) -> None:
-    from coordinate_eval.evaluators.judged.prompts import MOST_CHARACTERS, question_of
-
-    if question != question_of(judge, question.content):
-        raise _wrong(command, "a question of its metric is not one to the judge, or has another id")
-    try:
-        asked = _Asked.model_validate_json(question.content)
-    except ValidationError as error:
-        raise _wrong(command, "a question to the judge is malformed") from error
-    roles = [[message.role for message in prompt] for prompt in rubric.prompts.values()]
-    if (
-        [message.role for message in asked.messages] not in roles
-        or (asked.temperature, asked.max_tokens) != (rubric.temperature, rubric.max_tokens)
-        or any(len(message.content) > MOST_CHARACTERS for message in asked.messages)
-    ):
-        raise _wrong(command, "a question to the judge is not one of its rubric")
-
-
-class _Message(Message):
-    model_config = ConfigDict(extra="forbid")
-
-
-class _Asked(Record):
-    """The content of a question to a judge."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    messages: list[_Message]
-    temperature: float
-    max_tokens: int
-
-
-def check_verdicts(verdicts: list[LoggedVerdict], names: set[str], command: Command) -> None:
-    """Check that verdicts concern nothing but the tasks of the dataset.
-
-    Raises:
-        RecordError: verdicts name something else.
-    """
-    foreign = {verdict.task for verdict in verdicts} - names
-    if foreign:
-        raise _wrong(command, f"its process told of {min(foreign)[:100]!r}")
-
-
-def check_samples(
-    samples: list[LoggedSample], verdicts: list[LoggedVerdict], command: Command
-) -> None:
-    """Check that samples are those that were asked for, and have what the harness's own have.
-
-    Raises:
-        RecordError: they are others, or lack something.
-    """
-    asked = [(verdicts[n].item, verdicts[n].task) for n in command.positions]
-    if [(sample.item, sample.task) for sample in samples] != asked:
-        raise _wrong(command, "its process told of other samples")
-    try:
-        for sample in samples:
-            _HarnessSample.model_validate_json(sample.content)
-    except ValidationError as error:
-        raise _wrong(command, "a sample is not one of the harness's") from error
-
-
-class _HarnessSample(Record):
-    """The fields of a line in the harness's own files of samples, without those of metrics."""
-
-    doc_id: int
-    doc: JsonValue
-    target: str
-    arguments: dict[str, dict[str, JsonValue]]
-    resps: list[JsonValue]
-    filtered_resps: list[JsonValue]
-    filter: str
-    metrics: list[str]
-    doc_hash: str
-    prompt_hash: str
-    target_hash: str
-
-
-def _wrong(command: Command, what: str) -> RecordError:
+def disturbed(dataset: Dataset, what: str) -> RecordError:
+    """Return the error about a reply that is not what it should be."""
     return RecordError(
-        f"dataset {command.dataset.name!r}: {what}. Its scoring was disturbed, perhaps by what "
+        f"dataset {dataset.name!r}: {what}. Its scoring was disturbed, perhaps by what "
         "the model wrote: it has no scores"
     )

@@ -55,11 +55,6 @@ class BuiltDataset(AnsweredDataset):
         templates = [each.turn_template for each in self._conversations.values()]
         self.plain_chat = dataset.chat_template and any(templates) and not model.has_chat_template
 
-    @property
-    def size(self) -> int:
-        """Count the prompts."""
-        return len(self.asks)
-
     def _add(self, task: str, instances: Sequence[Instance]) -> None:
         asked: dict[int, int] = {}
         places: dict[int, int] = {}

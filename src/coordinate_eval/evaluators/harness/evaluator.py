@@ -23,10 +23,17 @@ from typing import Any
 from lm_eval.evaluator import evaluate
 
 from coordinate_eval.errors import RecordError, UserError
-from coordinate_eval.evaluators.harness.answered_dataset import Answered, AnsweredDataset
+from coordinate_eval.evaluators.harness.answered_dataset import (
+    Answered,
+    AnsweredDataset,
+    generated_texts,
+    of_many,
+    own_code,
+    score_documents,
+)
 from coordinate_eval.evaluators.harness.built_dataset import BuiltDataset
 from coordinate_eval.evaluators.harness.code_eval import AnswerBook, Collector, answered_by
-from coordinate_eval.evaluators.harness.kept_datasets import KeptDatasets, key_of
+from coordinate_eval.evaluators.harness.kept_dataset import KeptDataset, key_of
 from coordinate_eval.evaluators.harness.outputs import (
     SEEN_DOCUMENTS,
     ReadResponses,
@@ -40,12 +47,7 @@ from coordinate_eval.evaluators.harness.prompts.language_models import (
 )
 from coordinate_eval.evaluators.harness.results import dataset_results, result_names
 from coordinate_eval.evaluators.harness.samples import Noted, NotingBook
-from coordinate_eval.evaluators.harness.scored_parts import (
-    generated_texts,
-    of_many,
-    own_code,
-    score_documents,
-)
+from coordinate_eval.evaluators.harness.session import harness_session
 from coordinate_eval.evaluators.harness.tasks.data_files import data_sources
 from coordinate_eval.evaluators.harness.tasks.judged_task import (
     NOBODY,
@@ -54,11 +56,9 @@ from coordinate_eval.evaluators.harness.tasks.judged_task import (
     judge_results,
 )
 from coordinate_eval.evaluators.harness.tasks.made_from import made_from
-from coordinate_eval.evaluators.harness.tasks.runs_text import what_runs_text
 from coordinate_eval.evaluators.harness.tasks.task_loader import (
     TaskLoader,
     asks_questions,
-    harness_session,
     language_of_programs,
 )
 from coordinate_eval.evaluators.pulse import Pulse
@@ -120,7 +120,7 @@ class HarnessEvaluator:
             panel=panel,
             max_length=max_length,
         )
-        self._kept = KeptDatasets(
+        self._kept = KeptDataset(
             self._loader,
             tokenizer=tokenizer,
             max_length=max_length,
@@ -187,7 +187,6 @@ class HarnessEvaluator:
             metric_cpu_seconds=sum(by_task[name] * row.cpu_seconds for name, row in rows.items()),
             plain_chat=built.plain_chat,
             own_answers=built.own_answers,
-            runs_text=next(filter(None, map(what_runs_text, tasks.values())), ""),
             versions={name: str(task.VERSION) for name, task in tasks.items()},
             scripts=_scripts(built),
             sources={
@@ -202,6 +201,11 @@ class HarnessEvaluator:
             item_digests=list(map(str, digests)) if from_this else [],
             offsets=[],
         )
+
+    def prepare(self) -> None:
+        """Import and read what all datasets need, before this process is forked."""
+        with harness_session():
+            self._loader.prepare()
 
     def load(self, dataset: Dataset, index: DatasetRequests) -> list[str]:
         """Load the dataset's tasks, and make its prompts if scoring has to compare them.
@@ -241,7 +245,7 @@ class HarnessEvaluator:
     def finish(
         self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
     ) -> DatasetResults:
-        """Score the dataset from all of its responses, and free its memory.
+        """Score the dataset from all of its responses.
 
         Raises:
             RecordError: a response or an answer is missing, or answers another prompt.
@@ -264,7 +268,6 @@ class HarnessEvaluator:
                 )
             _check_answered(dataset, book)
             judge = self._about_judge(dataset, found, answered)
-        self._kept.forget(dataset)
         results = dataset_results(
             dataset, top=found.loaded.top, items=found.items, evaluated=evaluated
         )

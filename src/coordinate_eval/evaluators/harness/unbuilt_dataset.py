@@ -72,11 +72,6 @@ class UnbuiltDataset(AnsweredDataset):
                 arguments = copy.deepcopy(task.config.generation_kwargs)
                 self._generations[name] = model.generation(arguments)
 
-    @property
-    def size(self) -> int:
-        """Count the documents."""
-        return self.items
-
     def answered(self, responses: Iterable[Response], *, whole: bool) -> Answered:
         """Return the instances of the answered items with their responses.
 

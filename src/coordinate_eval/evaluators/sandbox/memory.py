@@ -60,6 +60,7 @@ maps any more stay in memory and are not seen: larger objects are refused where 
 system calls works."""
 
 _ADDRESS_SPACE = re.compile(rb"^VmSize:\s+(\d+) kB$", re.MULTILINE)
+_PAGES = re.compile(rb"^(?:VmRSS|VmSwap):\s+(\d+) kB$", re.MULTILINE)
 _PAGE_TABLES = re.compile(rb"^VmPTE:\s+(\d+) kB$", re.MULTILINE)
 _SLOTS = re.compile(rb"^FDSize:\s+(\d+)$", re.MULTILINE)
 _SOCKETS = re.compile(rb"^(sockets: used|TCP6?: inuse) (\d+)", re.MULTILINE)
@@ -280,11 +281,11 @@ def _resident_bytes(process: int) -> int:
     """Return a process's part of the pages that it has in memory or in swap.
 
     Shared memory is left out where the kernel tells (Linux 5.4 or later): it is counted by object.
-    A process that hides from its own user counts with its whole address space.
+    A process that hides from its own user counts with all pages that it has, shared or not.
     """
     rollup = _read(process, "smaps_rollup")
     if not rollup:
-        return _sum(_ADDRESS_SPACE, _read(process, "status"))  # nothing by now, if it has ended
+        return _sum(_PAGES, _read(process, "status"))  # nothing by now, if it has ended
     return _sum(_RESIDENT, rollup) - _sum(_RESIDENT_SHARED, rollup)
 
 

@@ -5,6 +5,7 @@ made from may have changed since, or if a task's scoring might notice that they 
 """
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
@@ -18,7 +19,6 @@ from lm_eval.api.task import ConfigurableTask, Task
 from pydantic_core import to_json
 
 from coordinate_eval.evaluators.harness.prompts.conversation import Conversation
-from coordinate_eval.evaluators.harness.tasks.runs_text import scoring_functions
 from coordinate_eval.records import Key
 
 RandomStates = tuple[Any, Any]
@@ -129,8 +129,31 @@ def _scores_itself(task: Task) -> bool:
     """Return whether functions that are not the harness's take part in a task's scoring."""
     return not all(
         module in ("abc", "builtins") or re.match(r"lm_eval\.(?!tasks)", module)
-        for module in (str(getattr(f, "__module__", "")) for f in scoring_functions(task))
+        for module in (str(getattr(f, "__module__", "")) for f in _scoring_functions(task))
     )
+
+
+def _scoring_functions(task: Task) -> Iterator[Any]:
+    """Yield all that a task calls on responses, without wrappers."""
+    for found in (
+        getattr(task.config, "process_results", None),
+        *getattr(task, "_metric_fn_list", {}).values(),
+        *getattr(task, "_aggregation_list", {}).values(),
+        *(step for ensemble in task._filters for step in ensemble.filters),
+    ):
+        if callable(found):
+            yield from _unwrapped(found)
+    yield from type(task).__mro__
+
+
+def _unwrapped(function: Callable[..., Any]) -> Iterator[Any]:
+    """Yield a function, and those that it is made of."""
+    if isinstance(function, functools.partial):
+        for part in (function.func, *function.args, *function.keywords.values()):
+            if callable(part):
+                yield from _unwrapped(part)
+    else:
+        yield inspect.unwrap(function)
 
 
 def _keyed(config: Any) -> Any:  # noqa: ANN401  what YAML has

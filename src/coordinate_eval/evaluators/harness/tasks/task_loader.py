@@ -7,34 +7,32 @@ user's folders.
 
 import json
 import random
-import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import lm_eval.tasks
 import numpy as np
 from lm_eval.api.task import Task
 from lm_eval.defaults import DEFAULT_RANDOM_SEED
 from lm_eval.tasks import TaskManager
-from lm_eval.tasks._index import Entry, Kind
+from lm_eval.tasks._index import Entry, Kind, TaskIndex
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from coordinate_eval.errors import CoordinateError, DataMissing, UserError
-from coordinate_eval.evaluators.harness.code_eval import asks_code_eval, stand_in
+from coordinate_eval.evaluators.harness.code_eval import asks_code_eval
 from coordinate_eval.evaluators.harness.prompts.conversation import Conversation
-from coordinate_eval.evaluators.harness.prompts.template_cache import compiled_once
-from coordinate_eval.evaluators.harness.standard_errors import bootstrapped_here
+from coordinate_eval.evaluators.harness.tasks import task_names
 from coordinate_eval.evaluators.harness.tasks.data_files import data_sources
 from coordinate_eval.evaluators.harness.tasks.judged_task import NOBODY, Count, JudgedTask, Panel
-from coordinate_eval.evaluators.harness.tasks.scripts import refuse_scripts
-from coordinate_eval.evaluators.harness.tasks.task_index import own_tasks
-from coordinate_eval.evaluators.harness.tasks.task_names import NO_HUB, no_such_task
+from coordinate_eval.evaluators.harness.tasks.task_names import NO_HUB, KeptTasks, no_such_task
 from coordinate_eval.records import PYTHON, Dataset
 
+_OWN_FOLDER = Path(lm_eval.tasks.__file__).parent
 _SUPPORTED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
 _OFFLINE = frozenset(
     {
@@ -96,6 +94,11 @@ class TaskLoader:
         self._tokenizer = tokenizer
         self._seed = seed
         self._managers: dict[tuple[bool, str], TaskManager] = {}
+
+    def prepare(self) -> None:
+        """Read the user's tasks."""
+        with suppress(Exception):  # whoever loads a dataset is told
+            self._manager_of(False, {})
 
     def begin(self, dataset: Dataset) -> None:
         """Read the index that has the dataset's task, unless it is already in memory.
@@ -185,6 +188,35 @@ class TaskLoader:
         return message
 
 
+def own_tasks(kept_file: Path | None) -> dict[str, Entry]:
+    """Return the tasks, groups and tags that the harness comes with, by name.
+
+    They are as `TaskIndex.build` returns them, without their configuration: the harness reads that
+    again for each task that it loads.
+
+    Args:
+        kept_file: where an earlier process may have kept them, and this one does otherwise.
+    """
+    kept = task_names.read(kept_file, _OWN_FOLDER) if kept_file else None
+    if kept is not None:
+        return {row[0]: _entry(*row) for row in kept.entries}
+    state = task_names.state_of(_OWN_FOLDER)
+    made: dict[str, Entry] = TaskIndex.build([_OWN_FOLDER])
+    if kept_file:
+        rows = [_row(entry) for entry in made.values()]
+        task_names.keep(kept_file, KeptTasks(state=state, entries=rows))
+    return made
+
+
+def _row(entry: Entry) -> tuple[str, str, str, list[str]]:
+    file = str(entry.yaml_path.relative_to(_OWN_FOLDER)) if entry.yaml_path else ""
+    return entry.name, entry.kind.name, file, sorted(entry.tags)
+
+
+def _entry(name: str, kind: str, file: str, tags: list[str]) -> Entry:
+    return Entry(name, Kind[kind], _OWN_FOLDER / file if file else None, tags=set(tags))
+
+
 def asks_questions(task: Task) -> bool:
     """Return whether a task's metric asks for programs to be run."""
     config = task.config
@@ -206,26 +238,6 @@ def language_of_programs(task: Task) -> str | None:
     arguments = getattr(task, "_metric_fn_kwargs", {}).values()
     given = (each["language"] for each in arguments if "language" in each)
     return str(next(given, PYTHON))
-
-
-@contextmanager
-def harness_session() -> Iterator[None]:
-    """Prepare this process for work of the harness inside the block.
-
-    Its output goes to stderr, standard errors are computed without processes, templates are
-    compiled once, and the global random generators are restored afterwards. From then on,
-    `code_eval` is replaced by a look-up, and code of checkpoints and scripts beside data are
-    refused.
-    """
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    try:
-        refuse_scripts()
-        stand_in()
-        with redirect_stdout(sys.stderr), bootstrapped_here(), compiled_once():
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
 
 
 def in_words(error: BaseException) -> str:

@@ -1,8 +1,7 @@
-"""The datasets that an evaluator has in memory: their tasks, and their prompts where needed."""
+"""The dataset that an evaluator has in memory: its tasks, and its prompts where needed."""
 
 import hashlib
 import json
-from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property
@@ -21,12 +20,9 @@ from coordinate_eval.evaluators.harness.unbuilt_dataset import PromptsNeeded, Un
 from coordinate_eval.evaluators.pulse import Pulse
 from coordinate_eval.records import Dataset, DatasetRequests, Response
 
-_MOST_KEPT = 100_000
-"""Most prompts and documents in memory. With five shots, a prompt takes some kilobytes."""
 
-
-class KeptDatasets:
-    """Datasets by their settings. The least recently used ones are dropped.
+class KeptDataset:
+    """The last dataset that was asked for, with its settings.
 
     Args:
         loader: of the harness's tasks.
@@ -50,7 +46,8 @@ class KeptDatasets:
         self._loader, self._tokenizer_folder = loader, tokenizer
         self._max_length, self._backend, self._seed = max_length, backend, seed
         self._pulse = pulse
-        self._kept: OrderedDict[str, AnsweredDataset] = OrderedDict()
+        self._key = ""
+        self._found: AnsweredDataset | None = None
 
     def load_tokenizer(self) -> None:
         """Load the tokenizer, which may draw random numbers and takes seconds."""
@@ -60,11 +57,10 @@ class KeptDatasets:
         self, dataset: Dataset, responses: Iterable[Response], *, whole: bool
     ) -> tuple[AnsweredDataset, Answered]:
         """Return the dataset and its instances with their responses, ready to be scored."""
-        found: AnsweredDataset = self._kept.get(key_of(dataset)) or self.built(dataset)
+        found = self._kept(dataset) or self.built(dataset)
         try:
             answered = found.answered(responses, whole=whole)
         except PromptsNeeded:
-            del self._kept[key_of(dataset)]
             found = self.built(dataset)
             answered = found.answered(responses, whole=whole)
         found.rewind()
@@ -75,36 +71,29 @@ class KeptDatasets:
 
         Where anything fails here, making the prompts fails too, and is asked to explain it.
         """
-        key = key_of(dataset)
-        if key not in self._kept and index.made_from:
+        if self._kept(dataset) is None and index.made_from:
             model, options = self._model(dataset), self.options(dataset)
             with suppress(Exception):
                 with without_examples():
                     loaded = self._loader.load(dataset)
-                self._keep(key, UnbuiltDataset(dataset, loaded, model, options, index))
-        return self._kept.get(key)
+                self._keep(dataset, UnbuiltDataset(dataset, loaded, model, options, index))
+        return self._kept(dataset)
 
     def built(self, dataset: Dataset) -> BuiltDataset:
         """Return the dataset with its prompts, and make them unless they are in memory."""
-        key = key_of(dataset)
-        found = self._kept.get(key)
+        found = self._kept(dataset)
         if not isinstance(found, BuiltDataset):
             self.load_tokenizer()
             loaded = self._loader.load(dataset)
             found = BuiltDataset(dataset, loaded, self._model(dataset))
-        self._keep(key, found)
+            self._keep(dataset, found)
         return found
 
-    def forget(self, dataset: Dataset) -> None:
-        """Free the memory of a dataset that was loaded."""
-        del self._kept[key_of(dataset)]
+    def _kept(self, dataset: Dataset) -> AnsweredDataset | None:
+        return self._found if self._key == key_of(dataset) else None
 
-    def _keep(self, key: str, found: AnsweredDataset) -> None:
-        """Keep a dataset in memory, and drop the least recently used ones."""
-        self._kept[key] = found
-        self._kept.move_to_end(key)
-        while len(self._kept) > 1 and sum(each.size for each in self._kept.values()) > _MOST_KEPT:
-            self._kept.popitem(last=False)
+    def _keep(self, dataset: Dataset, found: AnsweredDataset) -> None:
+        self._key, self._found = key_of(dataset), found
 
     def _model(self, dataset: Dataset) -> RequestModel:
         return RequestModel(
