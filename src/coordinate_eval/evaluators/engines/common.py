@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators import own_code
-from coordinate_eval.evaluators.quick_transformers import quicken
 from coordinate_eval.records import Key, Request, RequestKind, Response, Turn
 
 SAMPLING = {
@@ -56,7 +55,6 @@ def load(module: str, install: str) -> Any:
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ.setdefault(name, "1")
     os.environ.update(own_code.environment())
-    quicken()
     _hide_broken()
     try:
         return importlib.import_module(module)
