@@ -229,6 +229,31 @@ def test_a_tokenizer_without_an_end_is_ended(
     assert re.match(r"\d+$|ended: |UserError: |ValueError: ", said)
 
 
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}}, "UserError"),
+        (
+            {
+                "post_processor": {
+                    "type": "TemplateProcessing",
+                    "single": [{"SpecialToken": {"id": "missing", "type_id": 0}}],
+                    "pair": [],
+                    "special_tokens": {},
+                }
+            },
+            "RuntimeError",
+        ),
+    ],
+)
+def test_a_panic_of_its_library_is_an_error(
+    folder: Path, note: int, broken: dict[str, Any], said: str
+) -> None:
+    changed(folder, lambda tree: tree.update(broken))
+    cut = in_a_process(note, lambda: WatchedTokenizer(folder, Pulse(note)).encode("a"))
+    assert cut.startswith(said)
+
+
 def test_a_tokenizer_that_expands_texts_is_refused(folder: Path, note: int) -> None:
     changed(folder, replacing("1", "1" * 5000))
     said = in_a_process(note, lambda: WatchedTokenizer(folder, Pulse(note)).encode("1" * 2000))

@@ -50,7 +50,7 @@ def named(folder: Path) -> dict[str, str]:
     return found
 
 
-def note(folder: Path, error: Exception) -> str:
+def note(folder: Path, error: BaseException) -> str:
     """Return the end of a message about a folder that cannot be loaded, if it names code."""
     listed = "" if isinstance(error, CheckpointCode) else _listed(folder)
     return f"; it names code of its own ({listed}), which is never run" if listed else ""

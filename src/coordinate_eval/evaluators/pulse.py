@@ -41,6 +41,11 @@ class EndlessCall(CoordinateError):
     """A call takes more time or memory than any should."""
 
 
+def is_panic(error: BaseException) -> bool:
+    """Return whether an error is a panic of a library in Rust. These are no `Exception`."""
+    return type(error).__name__ == "PanicException"
+
+
 class Pulse:
     """The note of this process, in a file of `NOTE_BYTES` that is shared with its watch."""
 
@@ -55,11 +60,19 @@ class Pulse:
         *args: _Given.args,
         **options: _Given.kwargs,
     ) -> _Result:
-        """Call the function, and return what it returns. `what` says it in a few words."""
+        """Call the function, and return what it returns. `what` says it in a few words.
+
+        Raises:
+            RuntimeError: it panics.
+        """
         self._calls += 1
         _NOTE.pack_into(self._note, 0, self._calls, time.process_time(), what)
         try:
             return function(*args, **options)
+        except BaseException as error:
+            if is_panic(error):
+                raise RuntimeError(str(error)) from error
+            raise
         finally:
             self._note[_WORDS_OFFSET] = 0
 

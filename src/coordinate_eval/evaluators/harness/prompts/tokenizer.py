@@ -10,6 +10,7 @@ from typing import Any
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.around_import import around_import, hidden
+from coordinate_eval.evaluators.pulse import is_panic
 
 _NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _ADVICE = "Put the tokenizer's files beside the weights, or name their folder with --tokenizer"
@@ -28,7 +29,9 @@ def load_tokenizer(folder: Path) -> Any:  # noqa: ANN401  one of many classes of
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         words = f"{error}{own_code.note(folder, error)}"
         raise UserError(
             f"the tokenizer in {folder} cannot be loaded: {words}\n{_ADVICE}"
