@@ -107,7 +107,7 @@ def test_the_job_id_of_a_submission(text: str) -> None:
     assert read_job_id(text) == "123"
 
 
-@pytest.mark.parametrize("text", ["", "\n", "Submitted\n"])
+@pytest.mark.parametrize("text", ["", "\n", "Submitted\n", "-1\n", "../..\n", "١٢\n", "9" * 20])
 def test_no_job_id_is_no_answer(text: str) -> None:
     with pytest.raises(ClusterSilent, match="may exist"):
         read_job_id(text)

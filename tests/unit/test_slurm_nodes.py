@@ -342,6 +342,13 @@ def test_no_text_of_an_administrator_becomes_a_field(comment: str, extra: str, r
         assert (busy.gpus, busy.why) == (8, f"down: {reason}" if reason else "down")
 
 
+@pytest.mark.parametrize("name", ["../../x", "/x", "-w", "n;rm", "", "\x1b[2J", "n\0", "n\u2028"])
+def test_what_no_host_is_called_names_no_node(name: str) -> None:
+    text = printed(shown("n1")) + printed(shown("n2") | {"NodeName": name})
+    nodes, _ = read_nodes(read_fields(text), LOW)
+    assert [node.name for node in nodes] == ["n1"]
+
+
 @pytest.mark.parametrize("version", ["20.11", "22.05", "24.11", "26.05"])
 def test_what_each_version_prints(version: str) -> None:
     answer = read_fields((CAPTURED / f"nodes-{version}.txt").read_text())

@@ -259,7 +259,7 @@ class SlurmCluster:
             ClusterError: Slurm refused; the message has its words.
         """
         # scancel stops at the first malformed id, and takes some words for options.
-        ids = [job_id for job_id in job_ids if re.fullmatch(r"\d+(_\d+)?", job_id)]
+        ids = [job_id for job_id in job_ids if re.fullmatch(r"[0-9]+(_[0-9]+)?", job_id)]
         for start in range(0, len(ids), _IDS_PER_CANCEL):
             try:
                 self.client.run("scancel", *ids[start : start + _IDS_PER_CANCEL])

@@ -62,7 +62,7 @@ def _parts(gres: str | None) -> Iterator[_Part]:
     """Yield the parts of `gpu:h200:8(S:0-1),gpu:a100:2,shard:8`."""
     for text in re.findall(r"(?:[^,(]|\([^)]*\)?)+", gres or ""):
         # Parentheses contain sockets, indices or parts in use, or `(null)` for a missing type.
-        name, *fields = re.sub(r"\([^)]*\)", "", text).strip().split(":")
+        name, *fields = re.sub(r"\([^()]*\)", "", text).strip().split(":")
         count = int(fields.pop()) if fields and fields[-1].isdigit() else 1
         yield _Part(name, ":".join(fields), count, text.rpartition("(")[2])
 

@@ -27,6 +27,9 @@ _UNKNOWN_MEMORY_GIB = 1e6
 SHOW_NODES = ("scontrol", "--all", "--details", "show", "nodes")
 """Not in the one-line form, in which nothing tells where a text with spaces ends."""
 
+_NODE = re.compile(r"NodeName=[A-Za-z0-9][A-Za-z0-9_.-]*( |$)")
+"""First line of a node, whose name becomes a part of file names and of commands."""
+
 _INDENT = " " * 3
 _WITHIN_REASON = _INDENT + " " * len("Reason=")
 _TEXTS = {"OS", "Comment", "Extra", "Reason"}
@@ -74,7 +77,7 @@ def read_fields(text: str) -> list[Fields]:
     records: list[dict[str, str]] = []
     # Not `splitlines`: an administrator's text may have other characters that end a line.
     for line in text.split("\n"):
-        if line.startswith("NodeName="):
+        if _NODE.match(line):
             records.append({})
         elif not records or not line.startswith(_INDENT):
             continue

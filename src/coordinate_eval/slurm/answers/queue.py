@@ -20,7 +20,7 @@ _HELD = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
 _PREPARING = {"CONFIGURING", "POWER_UP_NODE"}
 """States of jobs that have a node, which starts or runs its prolog."""
 
-_TASK = re.compile(r"(\d{1,19})(?:_(\d{1,9}))?")
+_TASK = re.compile(r"(\d{1,19})(?:_(\d{1,9}))?", re.ASCII)
 
 # Not started yet, or to be started again.
 _PENDING = {
@@ -128,7 +128,7 @@ def read_job_id(text: str) -> str:
         ClusterSilent: there is none. The job may or may not exist.
     """
     for line in reversed(text.splitlines()):
-        if match := re.fullmatch(r"(\d+)(;.*)?", line.strip()):
+        if match := re.fullmatch(r"([0-9]{1,19})(;.*)?", line.strip()):
             return match[1]
     raise ClusterSilent(
         f"sbatch printed no job id, but {text[:200]!r}; the job may exist: look it up by its name"
