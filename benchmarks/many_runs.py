@@ -14,9 +14,10 @@ list of nodes 0.3 s), and what a supervisor computes takes as long as it does he
   median, and that of the last run. Runs that choose the same nodes at the same moment look again.
   They leave the first nodes to the older ones of them: eight runs of six datasets on 100 nodes
   began 3 to 9 s after the call, and 3 to 39 s before they did, one with each poll.
-- Each run asks squeue for itself, less often the more runs there are. Until it did, one answer in a
-  file served all runs: ten of them made 26 calls a minute, and fifty 113, with a reaction of 2.6 s.
 - *Reaction* is the time from the end of a trial's job to the decision that follows, after a poll.
+  Each run asks squeue for itself, less often the more runs there are. While one answer in a file
+  served all runs, ten made 26 calls a minute and fifty 113, with a median reaction of 2.6 s; the
+  first trial of the last of fifty runs began after 85 s.
 - *CPU* is that of a supervisor, for each minute of its run, without the processes of Slurm's
   commands, which are the scheduler's own.
 - *Memory* is the most that the process of one supervisor takes, with everything that it imports.
