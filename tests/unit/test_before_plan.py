@@ -172,7 +172,7 @@ def test_build_jobs_that_are_always_refused_end_the_run_with_the_schedulers_word
     run_dir, run = unplanned(tmp_path)
     cluster = FakeCluster()
     cluster.refuses = True
-    monkeypatch.setattr(submitting, "PULLERS_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(submitting, "FIRST_PAUSE_SECONDS", 0.0)
     results = loop.Supervisor(run_dir, cluster).run()
     assert results is not None
     name = pullers_name(run, Pullers.BUILD, 0)

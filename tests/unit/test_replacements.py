@@ -84,8 +84,6 @@ def test_what_nobody_can_claim_needs_no_trial() -> None:
 
 def test_nothing_is_replaced_at_once_nor_before_a_trial_has_answered() -> None:
     assert asked(lost(400, pace=None)) == 0
-    assert asked(lost(400, asked=-1e9, fruitless_rounds=12)) == 0
-    assert asked(lost(400, asked=-1e9, fruitless_rounds=11)) == 31
     poll = RUN.settings.supervisor.poll_seconds
     assert asked(lost(400, asked=1000 - 6 * poll + 1)) == 0
     assert asked(lost(400, asked=1000 - 6 * poll)) == 31

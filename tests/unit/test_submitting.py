@@ -25,7 +25,6 @@ from coordinate_eval.coordinator.supervisor.submitting import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
     MAX_REFUSALS,
-    PULLERS_PAUSE_SECONDS,
     Submitter,
 )
 from coordinate_eval.errors import (
@@ -229,7 +228,7 @@ def test_a_refused_metric_array_is_not_tried_for_ever(desk: Desk) -> None:
     now = 0.0
     working = facts().unpublished
     for _ in range(3 * MAX_REFUSALS):
-        now += PULLERS_PAUSE_SECONDS
+        now += LONGEST_PAUSE_SECONDS
         assert desk.submit(METRIC, now, unpublished=working) is None
     assert desk.cluster.asked == MAX_REFUSALS
     ended = desk.submit(METRIC, now)

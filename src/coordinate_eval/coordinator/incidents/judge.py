@@ -83,15 +83,18 @@ def cause_of(incident: Incident, rules: Rules, most_bytes: int) -> Cause | None:
     return find(incident.log, incident.message, state, rules, most_bytes)
 
 
-def find(log: str, message: str, state: str, rules: Rules, most_bytes: int) -> Cause | None:
+def find(
+    log: str, message: str, state: str, rules: Rules, most_bytes: int, begin: int = 0
+) -> Cause | None:
     """Return the cause of a failure by a log and a message; `state` is how the job ended.
 
-    Either text may be missing. Without a message, the log alone decides whether a job failed.
+    Either text may be missing. Without a message, the log alone decides whether a job failed. What
+    stands before byte `begin` of the log is of another job.
     """
     logs = []
     if log:
         with contextlib.suppress(OSError, ValueError, ForeignError), open_log(log) as file:
-            logs.append(read_log(file, log, rules, most_bytes))
+            logs.append(read_log(file, log, rules, most_bytes, begin))
     if not message:
         return find_cause(logs, rules)
     said = Log(log, compress_text(message, rules))

@@ -15,14 +15,12 @@ from coordinate_eval.coordinator.incidents.load import lighter_load
 from coordinate_eval.coordinator.incidents.observe import failed_jobs, recorded
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.jobs import read_submitted
+from coordinate_eval.coordinator.run.logs import MOST_LOG_BYTES
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Refusals, TrialProgress, read_run_if_there
 from coordinate_eval.diagnosis.cause import UNKNOWN, Cause, Remedy, unknown
 from coordinate_eval.diagnosis.rules import Rules, shipped
 from coordinate_eval.errors import RecordError
-
-MOST_REPORTED_BYTES = 1 << 20
-"""From the end of a log, within which a report looks for the cause of a failure."""
 
 MOST_READ_BYTES = 1 << 30
 """From the end of a log of a run, within which anybody looks for a cause. A colleague's run may
@@ -50,7 +48,7 @@ def report_failures(run_dir: RunDir) -> list[str]:
     """Return a line for each error since the run was last resumed: who met it, and a log."""
     alike: dict[tuple[str, str], list[FailedJob]] = {}
     rules = shipped()
-    for job in [*_failed(run_dir, rules, MOST_REPORTED_BYTES), *_refused(run_dir, rules)]:
+    for job in [*_failed(run_dir, rules, MOST_LOG_BYTES), *_refused(run_dir, rules)]:
         alike.setdefault((job.kind, job.error), []).append(job)
     lines = []
     for (kind, _), group in alike.items():

@@ -1,6 +1,7 @@
 """Submitting the jobs of a run: each of them once, and what is refused for now again later."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from coordinate_eval import _files
@@ -9,11 +10,11 @@ from coordinate_eval.clusters.protocol import Cluster, Job, State, TaskStatus
 from coordinate_eval.coordinator.incidents.avoided import read_avoided
 from coordinate_eval.coordinator.incidents.bad_nodes import suspected_nodes
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claiming.pullers import Pullers, kind_of
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers, is_pullers, kind_of
+from coordinate_eval.coordinator.run.claiming.work import work_left
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Refusal, Refusals, Run, Submitted
-from coordinate_eval.coordinator.supervisor.arrays import Arrays
 from coordinate_eval.coordinator.supervisor.current_limits import CurrentLimits
 from coordinate_eval.coordinator.supervisor.decisions.pullers import is_hopeful
 from coordinate_eval.coordinator.supervisor.decisions.values import Facts, Finish, Submit
@@ -26,20 +27,39 @@ from coordinate_eval.errors import (
 )
 
 FIRST_PAUSE_SECONDS = 15.0
-"""Wait after a scheduler took no more jobs, before one is tried again. It doubles each time."""
+"""Wait after a scheduler refused a job, before it is tried again. It doubles each time."""
 
 LONGEST_PAUSE_SECONDS = 300.0
 """Longest such wait."""
 
-PULLERS_PAUSE_SECONDS = 60.0
-"""Wait after an array of pullers was refused, of which nothing says that it may be taken later."""
-
-MAX_REFUSALS = 20
-"""Such refusals in a row after which no array of this kind is tried any more."""
+MAX_REFUSALS = 8
+"""Refusals in a row that may not pass, after a quarter of an hour, that end the tries of a kind."""
 
 
 KEEPER, TRIALS = "keeper", "trials"
 """Kinds of refused job besides arrays of pullers."""
+
+
+class Arrays:
+    """Counts the arrays of pullers that did nothing, of those that one supervisor has submitted."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._dir = run_dir
+        self._left: dict[Pullers, tuple[int, int]] = {}
+        self.idle: Counter[Pullers] = Counter()
+        """Arrays in a row that ended with nothing done though there was work, by kind."""
+
+    def count(self, run: Run, kind: Pullers, facts: Facts) -> None:
+        """Note that an array is submitted now.
+
+        The one before it counts if none of it is alive, and if it had work.
+        """
+        alive = [task.name for task in facts.tasks if task.state is not State.ENDED]
+        if any(is_pullers(run, name, kind) for name in alive) or not facts.waiting_for(run, kind):
+            return
+        left = work_left(self._dir, run, kind)
+        self.idle[kind] = self.idle[kind] + 1 if left == self._left.get(kind) else 0
+        self._left[kind] = left
 
 
 class Submitter:
@@ -180,9 +200,7 @@ class Submitter:
             return self._end(run, job, words, facts) if settings else None
         last = self._refused.get(what)
         tries = last.tries + 1 if last is not None else 1
-        pause = PULLERS_PAUSE_SECONDS
-        if later:
-            pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, 16))
+        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, 16))
         given_up = settings or (tries >= MAX_REFUSALS and not later)
         self._refused[what] = Refusal(
             job=job.name,

@@ -4,22 +4,21 @@ An engine on several GPUs runs in processes of its own. If one of them fails, th
 says only that, and the reason is in the trial's log. So the rules of a diagnosis read that, too.
 """
 
-import contextlib
 import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.incidents.judge import open_log
+from coordinate_eval.clusters.protocol import End
+from coordinate_eval.coordinator.incidents.judge import find
 from coordinate_eval.coordinator.incidents.site_rules import read_rules
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.logs import MOST_LOG_BYTES
 from coordinate_eval.coordinator.run.records import TrialCause
-from coordinate_eval.diagnosis.cause import Cause, Log, find_cause, read_log
-from coordinate_eval.diagnosis.compress import compress_text
-from coordinate_eval.diagnosis.rules import Rules, shipped
-from coordinate_eval.errors import EngineError, ForeignError, UserError
+from coordinate_eval.diagnosis.cause import Cause
+from coordinate_eval.diagnosis.rules import shipped
+from coordinate_eval.errors import EngineError, UserError
 
 _NO_MEMORY = "out of memory"
 """Words of an engine whose error was raised in a process of its own."""
@@ -69,18 +68,12 @@ class TrialErrors:
         return Failure(cause)
 
     def _diagnose(self, error: BaseException) -> Cause | None:
-        rules = self._rules()
-        said = "\n".join(f"{type(each).__name__}: {each}" for each in _chain(error))
-        logs = []
-        with contextlib.suppress(OSError, ValueError, ForeignError), open_log(self._log) as file:
-            logs.append(read_log(file, self._log, rules, MOST_LOG_BYTES, self._begin))
-        return find_cause(logs, rules, said=Log(self._log, compress_text(said, rules)))
-
-    def _rules(self) -> Rules:
         try:
-            return read_rules(self._settings)
+            rules = read_rules(self._settings)
         except UserError:
-            return shipped()
+            rules = shipped()
+        said = "\n".join(f"{type(each).__name__}: {each}" for each in _chain(error))
+        return find(self._log, said, End.FAILED, rules, MOST_LOG_BYTES, self._begin)
 
 
 def cause_of_error(error: BaseException, *, engine_started: bool) -> TrialCause:

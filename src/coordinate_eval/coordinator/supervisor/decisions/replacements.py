@@ -13,20 +13,14 @@ from coordinate_eval.coordinator.supervisor.decisions.values import Action, Fact
 from coordinate_eval.records import Span
 
 POLLS_PER_REPLACEMENT = 6
-"""Polls between the begin of a round and one that replaces trials."""
-
-MOST_DOUBLINGS = 6
-"""That wait is doubled for each of the last rounds that answered nothing, so often at most."""
-
-MOST_FRUITLESS = 12
-"""Rounds in a row that answered nothing, after which no trial is replaced while others answer."""
+"""Polls between a round and one that replaces trials, doubled for each that answered nothing."""
 
 
 def replace_lost(run: Run, facts: Facts) -> list[Action]:
     """Start a round beside those that go on, for as many trials as are missing and pay."""
     pause = POLLS_PER_REPLACEMENT * run.settings.supervisor.poll_seconds
-    pause *= 2 ** min(facts.fruitless_rounds, MOST_DOUBLINGS)
-    if facts.fruitless_rounds >= MOST_FRUITLESS or facts.now - facts.asked < pause:
+    pause *= 2.0 ** min(facts.fruitless_rounds, 32)
+    if facts.now - facts.asked < pause:
         return []
     missing = missing_trials(run, facts)
     return [NewRound(missing)] if missing > 0 else []
