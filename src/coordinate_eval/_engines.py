@@ -39,6 +39,9 @@ class EngineKind:
     makes_up: bool = False
     """Its responses are not a model's."""
 
+    serves: bool = False
+    """It has a server, in which a checkpoint can judge."""
+
 
 ENGINES: Mapping[str, EngineKind] = {
     "vllm": EngineKind(
@@ -52,6 +55,7 @@ ENGINES: Mapping[str, EngineKind] = {
         # `_resolve_auto_dtype` in vllm/config/model.py
         dtype_argument="dtype",
         cache_root="VLLM_CACHE_ROOT",
+        serves=True,
     ),
     "transformers": EngineKind(
         packages=("accelerate", "transformers"),
@@ -59,7 +63,7 @@ ENGINES: Mapping[str, EngineKind] = {
         sequences=8,
         sequences_on_large_gpus=8,
     ),
-    "simulated": EngineKind(makes_up=True),
+    "simulated": EngineKind(makes_up=True, serves=True),
 }
 """All engines, by the name in `EngineSettings`."""
 

@@ -1,4 +1,4 @@
-"""A checkpoint that judges, on one machine: beside the trials, with the same protections."""
+"""A checkpoint that judges, on one machine: a job of the run, with the same protections."""
 
 import json
 import os
@@ -19,12 +19,11 @@ from tests.runs import (
     published,
     results,
     scores,
-    times_answered,
     until,
 )
 from tests.tiny import tiny_model
 
-JOBS = ("_keep", "_trial", "_judge", "_build", "_score")
+JOBS = ("_keep", "_trial", "_judge", "_serve", "_build", "_score")
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +31,6 @@ def expected(user: Workspace) -> dict[str, Any]:
     """The scores of an undisturbed run."""
     run = user.folder / "judged undisturbed"
     user.call(*asked(user, run), status=0, **judged_by(user))
-    inner = judge_run(run)
-    assert scores(inner)
     assert results(run)["judge"]["judged"]["model"] == "a judge"
     assert results(run)["ledger"]["judge"]["gpu_seconds"] > 0
     nothing_is_left(user, run)
@@ -56,19 +53,11 @@ def forget_answers(user: Workspace) -> None:
         shutil.rmtree(folder)
 
 
-def judge_run(run: Path) -> Path:
-    (inner,) = run.glob("judge/*/run")
-    return inner
-
-
 def nothing_runs(run: Path) -> None:
-    """No process of the run or of its judge's."""
-
-    def jobs() -> list[int]:
-        runs = (run, judge_run(run))
-        return [pid for each in runs for job in JOBS for pid in processes(job, str(each))]
-
-    until(lambda: not jobs(), "an end of its jobs")
+    """No process of the run or of its judge's server."""
+    until(
+        lambda: not [pid for job in JOBS for pid in processes(job, str(run))], "an end of its jobs"
+    )
 
 
 def nothing_is_left(user: Workspace, run: Path) -> None:
@@ -96,7 +85,10 @@ def test_a_judge_is_interrupted_with_the_run_that_asks_and_goes_on_with_it(
         # A shell that runs the tests in the background lets them ignore it.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    until(lambda: list(run.glob("judge/*/run/outputs/*/*.part")), "answers of the judge")
+    until(
+        lambda: any(part.stat().st_size for part in run.glob("answers/judged/*.part")),
+        "answers of the judge",
+    )
     before = published(run)
     if how is signal.SIGINT:
         os.killpg(driver.pid, how)
@@ -112,8 +104,6 @@ def test_a_judge_is_interrupted_with_the_run_that_asks_and_goes_on_with_it(
     user.call("resume", run)
     assert scores(run) == expected
     assert set(before) <= set(published(run))
-    assert scores(judge_run(run))
-    assert set(times_answered(judge_run(run)).values()) == {1}
     nothing_is_left(user, run)
 
 
@@ -126,5 +116,4 @@ def test_a_checkpoint_rates_the_responses_of_a_run_again(
     name = json.loads((run / "run.json").read_text())["id"]
     again = user.folder / f"{name}-rescored-1"
     assert scores(again) == {"judged": expected["judged"]}
-    assert scores(judge_run(again))
     nothing_is_left(user, again)

@@ -15,7 +15,6 @@ from coordinate_eval.coordinator.cli.inquire.runs import list_runs
 from coordinate_eval.coordinator.cli.inquire.status import show_status
 from coordinate_eval.coordinator.cli.upkeep import doctor
 from coordinate_eval.coordinator.doctor.findings import State
-from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import settings_of_judge
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import HookEnd, Run
@@ -182,7 +181,3 @@ def test_an_error_in_its_supervisor_ends_it(run_dir: RunDir) -> None:
         until(lambda: log(run_dir), "its beginning")
         raise KeyboardInterrupt
     until(lambda: not _lives(int(log(run_dir))), "its end")
-
-
-def test_the_run_of_a_judge_calls_nothing() -> None:
-    assert settings_of_judge(Settings(after_run=["true"])).after_run == []

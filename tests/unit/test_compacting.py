@@ -233,35 +233,6 @@ def test_runs_go_by_age_and_count_if_they_have_ended(tmp_path: Path, cluster: Fa
     assert left(tmp_path) == {"alive", "lost"}
 
 
-@pytest.mark.parametrize("name", ["super1", "trial0-n1"])
-def test_a_run_stays_while_that_of_its_judge_has_jobs(
-    tmp_path: Path, cluster: FakeCluster, name: str
-) -> None:
-    settings = Settings(runs_dir=str(tmp_path))
-    asking, inner = made(tmp_path), made(tmp_path / "r" / "judge" / "0123456789", "run")
-    _files.write(asking.results, json.dumps({"complete": False, "missing": {}}))
-    old(asking, 30)
-    old(inner, 30)
-    job = Job(name=jobs.prefix(read_run(inner)) + name, argv=("x",), minutes=1, log="/log")
-    cluster.submitted.append(job)
-    assert prune(settings, None, 0, compacting=False, yes=True) == 0
-    assert read_run(inner)
-    cluster.submitted.clear()
-    assert prune(settings, None, 0, compacting=False, yes=True) == 0
-    assert left(tmp_path) == set()
-
-
-def test_a_run_changes_with_that_of_its_judge(tmp_path: Path, cluster: FakeCluster) -> None:
-    settings = Settings(runs_dir=str(tmp_path))
-    asking, inner = made(tmp_path), made(tmp_path / "r" / "judge" / "0123456789", "run")
-    _files.write(inner.results, json.dumps({"complete": False, "missing": {}}))
-    old(asking, 30)
-    old(inner, 20)
-    for days, stays in ((25, {"r"}), (15, set())):
-        assert prune(settings, days, None, compacting=False, yes=True) == 0
-        assert left(tmp_path) == stays
-
-
 def test_nothing_goes_while_the_scheduler_is_silent(
     tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,9 +20,10 @@ from tests.decisions import (
 )
 
 from coordinate_eval.clusters.protocol import State, TaskStatus
+from coordinate_eval.coordinator.inputs.settings import JudgeSettings
 from coordinate_eval.coordinator.run.claiming.claims import Claim, LedgerName, OpenClaim, whole
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name, useful_pullers
-from coordinate_eval.coordinator.run.records import JudgeProgress, portion_seconds
+from coordinate_eval.coordinator.run.records import JudgePlace, JudgeProgress, portion_seconds
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions import pullers
 from coordinate_eval.coordinator.supervisor.decisions import values as d
@@ -203,6 +204,31 @@ def test_one_job_asks_the_judge_and_no_metric_job_does() -> None:
         assert submits(decide(JUDGED, DIR, both)) == [pullers_name(JUDGED, Pullers.METRIC, 0)]
     died = replace(there, tasks=working.tasks)
     assert submits(decide(JUDGED, DIR, died)) == [pullers_name(JUDGED, Pullers.JUDGE, 1)]
+
+
+def test_a_checkpoint_judges_on_gpus_when_all_questions_are_written() -> None:
+    own = JUDGED.settings.model_copy(update={"judge": JudgeSettings(checkpoint="/judge")})
+    place = JudgePlace(gpus=4, gpu_type="h200", weights_gib=100)
+    run = JUDGED.model_copy(update={"settings": own, "judge_place": place})
+    first = facts(
+        submitted=submitted(*KEEP, *TRIAL),
+        tasks=tasks(TRIAL[0], State.RUNNING),
+        claimable=waiting_for(answers=[SPANS[2]]),
+    )
+    assert SPANS[2].dataset in {span.dataset for span in first.unpublished}
+    assert JUDGE_JOB not in submits(decide(run, DIR, first))
+    last = replace(first, unpublished=[s for s in first.unpublished if s.dataset == "a"])
+    claim = OpenClaim(SPANS[2], 1, Claim(owner="s", task="j", host="", pid=1, time=0, token=""))
+    held: list[tuple[LedgerName, OpenClaim]] = [("questions", claim)]
+    assert JUDGE_JOB not in submits(decide(run, DIR, replace(last, open_claims=held)))
+    (job,) = [
+        a.job for a in decide(run, DIR, last) if isinstance(a, d.Submit) and a.job.name == JUDGE_JOB
+    ]
+    assert (job.count, job.gpus, job.gpu_type, job.gpu_work, job.submits) == (
+        *(1, 4, "h200", True, False),
+    )
+    assert job.memory_mib > 100 * 1024
+    assert job.needs == ()
 
 
 def test_a_judge_that_is_away_is_waited_for_only_while_other_work_goes_on() -> None:

@@ -19,7 +19,6 @@ from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
 from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
     begins_thinking,
     named,
-    settings_of_judge,
 )
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.judge_plan import plan_judge
@@ -27,7 +26,7 @@ from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.plan import JudgeWork
 from coordinate_eval.coordinator.planning.prepare import choose_nodes, prepare
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import Dataset, Message, Rubric
+from coordinate_eval.records import Dataset, EngineSettings, Message, Rubric
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "cluster.yaml"
 
@@ -109,9 +108,11 @@ def test_it_is_known_whether_its_template_begins_its_thinking(
     assert begins_thinking(inspect(chat)) == begins
 
 
-def test_the_jobs_of_its_run_get_no_key_either(chat: Path) -> None:
-    given = settings(checkpoint=str(chat), api_key_env="JUDGE_KEY")
-    assert settings_of_judge(given).judge.api_key_env == "JUDGE_KEY"
+def test_an_engine_without_a_server_is_refused(chat: Path) -> None:
+    given = settings(checkpoint=str(chat))
+    slow = given.model_copy(update={"engine": EngineSettings(name="transformers")})
+    with pytest.raises(UserError, match="the engine transformers has none"):
+        named(slow)
 
 
 def rated(folder: Path) -> Path:
@@ -124,13 +125,13 @@ def rated(folder: Path) -> Path:
     return suite
 
 
-def test_a_dry_run_shows_what_its_run_comes_to(tmp_path: Path, chat: Path) -> None:
+def test_a_dry_run_shows_what_its_job_comes_to(tmp_path: Path, chat: Path) -> None:
     done = Workspace(tmp_path).call(
         "run", tiny_model(), "--suite", rated(tmp_path), "--cluster", CLUSTER, "--dry-run",
         COORDINATE_EVAL_JUDGE_CHECKPOINT=str(chat), COLUMNS="200",
     )  # fmt: skip
     assert "up to 1,319 questions to chat-7b@" in done.stdout
-    assert re.search(r"in a run of its own on \d+ GPUs?: it answers from about", done.stdout)
+    assert re.search(r"in a job of its own on \d+ GPUs?: it answers from about", done.stdout)
     assert re.search(r"last score +after about", done.stdout)
 
 

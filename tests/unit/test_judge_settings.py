@@ -159,15 +159,14 @@ def test_only_the_judges_job_and_the_supervisor_get_the_key(
         assert "sk-secret" not in job.model_dump_json()
 
 
-def test_only_what_submits_jobs_keeps_what_proves_the_user_to_the_scheduler() -> None:
+def test_only_a_supervisor_keeps_what_proves_the_user_to_the_scheduler() -> None:
     run_dir, (node, *_) = RunDir(Path("/r")), ROUND.nodes
     by_server = make_run(settings=settings(base_url="http://judge/v1", model="judge"))
     by_checkpoint = make_run(settings=settings(checkpoint="/judge"))
-    for run, asks in ((by_server, False), (by_checkpoint, True)):
+    for run in (by_server, by_checkpoint):
         assert jobs.supervisor_job(run, run_dir, 1).submits
         for kind in Pullers:
-            submits = asks and kind is Pullers.JUDGE
-            assert pullers_job(run, run_dir, kind, 0, 1).submits == submits, kind
+            assert not pullers_job(run, run_dir, kind, 0, 1).submits, kind
         for make in (jobs.keeper_job, jobs.trials_job, jobs.node_job):
             assert not make(run, run_dir, ROUND, node).submits
 

@@ -14,11 +14,9 @@ from tests.reviewer import NODES
 from coordinate_eval import _files
 from coordinate_eval.coordinator.display.risks import _judge_budget
 from coordinate_eval.coordinator.display.summary import Review
-from coordinate_eval.coordinator.inputs.suites import suite as suites
 from coordinate_eval.coordinator.planning.costs import read_priors
 from coordinate_eval.coordinator.planning.judge_plan import (
     GUESS,
-    judge_run,
     plan_judge,
     tokens_of_judge,
 )
@@ -35,7 +33,6 @@ from coordinate_eval.coordinator.supervisor.learn_from_run import (
     collect_observations,
     store_observations,
 )
-from coordinate_eval.coordinator.workers.judging import judge_run as run_of_judge
 from coordinate_eval.priors.judges import PerQuestion
 from coordinate_eval.priors.observations import JudgeSeen, subject
 from coordinate_eval.priors.predict import Priors
@@ -198,7 +195,7 @@ def test_the_budget_of_tokens_is_compared_with_what_was_measured(tmp_path: Path)
         assert bool(list(_judge_budget(review))) == told
 
 
-def test_the_run_of_a_checkpoint_is_planned_with_the_tokens_of_its_questions(
+def test_a_checkpoint_is_planned_with_the_tokens_of_its_questions(
     tmp_path: Path,
 ) -> None:
     run = checkpoint_judged(tmp_path)
@@ -212,10 +209,3 @@ def test_seconds_that_were_not_measured_teach_nothing() -> None:
     found = expected(saw(seconds=0, tokens=5000))
     assert found.seconds == pytest.approx(GUESS.seconds)
     assert found.tokens == pytest.approx(5000, rel=0.01)
-
-
-def test_the_run_of_a_checkpoint_is_planned_by_its_earlier_runs(tmp_path: Path) -> None:
-    (tmp_path / "tasks").mkdir()
-    (asked,) = suites.parse(run_of_judge._SUITE, where="s", folder=tmp_path).datasets
-    (planned_for,) = judge_run(checkpoint_judged(tmp_path), questions=7).suite.datasets
-    assert subject(planned_for) == subject(asked)

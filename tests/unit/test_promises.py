@@ -310,6 +310,19 @@ def test_arrays_shrink_to_the_limit_of_jobs(tmp_path: Path) -> None:
     assert "limits.jobs = 6" in _why_waiting(RunDir(tmp_path / "two"))
 
 
+def test_a_judge_waits_for_the_limit_of_gpus(tmp_path: Path) -> None:
+    run, one = supervised(tmp_path, "one", 1, gpus=3)
+    _, two = supervised(tmp_path, "two", 2, gpus=3)
+    one.available(run)
+    one.take(run, 0, [RoundNode(name="n1", gpu_type="h200", trials=2)])
+    job = jobs.supervisor_job(run, RunDir(tmp_path), 1).model_copy(update={"gpus": 1})
+    assert two.fit(job) == job
+    assert two.fit(job.model_copy(update={"gpus": 2})) is None
+    assert "limits.gpus = 3" in _why_waiting(RunDir(tmp_path / "two"))
+    assert two.fit(job) == job
+    assert not RunDir(tmp_path / "two").waiting.exists()
+
+
 def test_a_torn_promise_is_passed_over(tmp_path: Path) -> None:
     run, one = supervised(tmp_path, "one", 1)
     _files.write(other_runs.promise_file(run).with_name("torn.json"), "{")

@@ -16,6 +16,7 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
     ANY_NODE,
+    JudgeProgress,
     Round,
     RoundNode,
     StageProgress,
@@ -59,6 +60,12 @@ def test_a_node_whose_keeper_was_killed(run_dir: RunDir, state: str) -> None:
     keeper(run_dir, state)
     trial(run_dir, "ended")
     assert nodes_to_sweep(run_dir) == ["n"]
+
+
+def test_a_node_whose_judge_was_killed(run_dir: RunDir) -> None:
+    for nodes in (["j"], []):
+        _files.write_record(run_dir.judge, JudgeProgress(state="asking", nodes=nodes, updated=0))
+        assert nodes_to_sweep(run_dir) == nodes
 
 
 def test_no_node_where_all_ended_by_themselves(run_dir: RunDir) -> None:

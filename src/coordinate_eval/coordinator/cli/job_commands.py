@@ -164,6 +164,14 @@ def judge(run_dir: Path) -> int:
         return run_judge(entered)
 
 
+def serve(run_dir: Path, model: Path, socket: Path) -> None:
+    """Serve the checkpoint that judges, for the job that asks it."""
+    from coordinate_eval.coordinator.workers.judging.own_server import serve
+
+    end_with_parent_if_asked()
+    serve(enter(run_dir), model, socket)
+
+
 def score(run_dir: Path) -> int:
     """Score datasets as their responses and answers come."""
     with _giving_signs_of_life(run_dir) as entered:
@@ -209,6 +217,7 @@ COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "_build": build,
     "_metric": metric,
     "_judge": judge,
+    "_serve": serve,
     "_score": score,
     "_examine": examine,
     "_gather": gather,

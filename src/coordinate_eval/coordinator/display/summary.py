@@ -148,7 +148,7 @@ def _judge(found: Review) -> list[tuple[str, str]]:
     rows = [("judge", f"{words} ({each})")]
     if (judge := found.plan.judge) is not None:
         begin, end = duration(judge.begin_seconds), duration(judge.end_seconds)
-        where = f"in a run of its own on {plural(judge.gpus, 'GPU')}" if judge.gpus else "a server"
+        where = f"in a job of its own on {plural(judge.gpus, 'GPU')}" if judge.gpus else "a server"
         rows.append(("", f"{where}: it answers from about {begin} to {end} after the submission"))
         rows.append(("last score", f"after about {duration(found.plan.last_score_seconds)}"))
     return rows

@@ -1,16 +1,14 @@
 """A judge's predicted cost, before there are questions.
 
-The run of a judge that is a checkpoint gets a plan of its own when they are there; this one tells
-before what that will be about.
+A checkpoint that judges is predicted as a run with a single trial: its engine is one.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 
+from coordinate_eval._format import plural
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
-    DATASET,
-    TASK,
     longest_answer,
     settings_of_judge,
 )
@@ -19,19 +17,24 @@ from coordinate_eval.coordinator.inputs.settings import JudgeSettings
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
 from coordinate_eval.coordinator.planning.places.nodes import QUEUED_NODE, NoFreeGpu
-from coordinate_eval.coordinator.planning.plan import JudgeWork, Plan
+from coordinate_eval.coordinator.planning.plan import ChosenNodes, JudgeWork, Plan
 from coordinate_eval.coordinator.planning.prepare import (
     Offer,
     choose_nodes,
     prepare,
     queued_nodes,
 )
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.records import JudgePlace, Run
+from coordinate_eval.errors import UserError
 from coordinate_eval.priors.catalogue import known_work
 from coordinate_eval.priors.judges import PerQuestion
 from coordinate_eval.priors.observations import subject
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import Dataset, DatasetRequests, Suite
+
+_QUESTIONS = "questions"
+"""The only dataset of the run as which a checkpoint's answers are planned."""
 
 QUESTION_TOKENS = 1000
 """Taken for a question to a judge: its instructions, a question, and one or two answers to it."""
@@ -103,11 +106,15 @@ def plan_judge(run: Run, offer: Offer, built: Mapping[str, DatasetRequests]) -> 
             for name, count in questions.items()
         }
         return Judging(JudgeWork(questions=total, gpus=0), seconds)
-    plan = _plan_of_its_run(run, offer, total, _tokens(questions, each))
+    alone = judge_run(run, total)
+    chosen = judge_nodes(alone, offer)
+    makespan = _makespan(run, alone, offer, chosen, _tokens(questions, each))
+    (node,) = chosen.nodes
+    place = place_of(alone, chosen)
     return Judging(
-        JudgeWork(questions=total, gpus=plan.gpus),
-        dict.fromkeys(questions, plan.estimate.makespan_seconds),
-        next((node.gpu_type for node in plan.nodes if node.name != QUEUED_NODE), ""),
+        JudgeWork(questions=total, **place.model_dump()),
+        dict.fromkeys(questions, makespan),
+        "" if node.name == QUEUED_NODE else node.gpu_type,
     )
 
 
@@ -116,16 +123,44 @@ def _server_seconds(settings: JudgeSettings, answer_seconds: float) -> float:
     return max(answer_seconds / settings.concurrency, 60 / (settings.requests_per_minute or 1e9))
 
 
-def _plan_of_its_run(run: Run, offer: Offer, questions: int, tokens: float) -> Plan:
-    """Return the plan of a run in which a checkpoint answers so many questions.
+def judge_nodes(alone: Run, offer: Offer) -> ChosenNodes:
+    """Return the node of the only trial of `judge_run`, which may have to wait for its GPUs.
+
+    Raises:
+        UserError: The checkpoint fits on no GPU of the cluster, or on more than the user's limit.
+    """
+    try:
+        nodes, gpus = choose_nodes(alone, offer)
+    except NoFreeGpu:
+        nodes, gpus = queued_nodes(alone, offer)
+    most = alone.settings.limits.gpus
+    if most is not None and gpus > most:
+        raise UserError(
+            f"the judge {alone.checkpoint.path} takes {plural(gpus, 'GPU')}, and setting "
+            f"limits.gpus is {most}: raise it, or choose a smaller judge"
+        )
+    return ChosenNodes([nodes[0].model_copy(update={"trials": 1})], gpus)
+
+
+def place_of(alone: Run, chosen: ChosenNodes) -> JudgePlace:
+    """Return what the job needs in which a checkpoint judges."""
+    return JudgePlace(
+        gpus=chosen.gpus_per_trial,
+        gpu_type=chosen.nodes[0].gpu_type,
+        weights_gib=jobs.keeper_gib(alone),
+    )
+
+
+def _makespan(run: Run, alone: Run, offer: Offer, chosen: ChosenNodes, tokens: float) -> float:
+    """Return the seconds until a checkpoint has answered all questions.
 
     How many of the tokens it writes, the priors tell as of every run.
     """
-    inner = judge_run(run, questions)
     rubrics = [dataset.rubric for dataset in run.suite.datasets if dataset.rubric is not None]
-    longest = min(longest_answer(inner.max_length), max(rubric.max_tokens for rubric in rubrics))
+    longest = min(longest_answer(alone.max_length), max(rubric.max_tokens for rubric in rubrics))
+    questions = alone.suite.datasets[0].items or 0
     index = DatasetRequests(
-        dataset=DATASET,
+        dataset=_QUESTIONS,
         key="",
         items=questions,
         requests=questions,
@@ -136,21 +171,17 @@ def _plan_of_its_run(run: Run, offer: Offer, questions: int, tokens: float) -> P
         asks=False,
         offsets=[],
     )
-    try:
-        chosen = choose_nodes(inner, offer)
-    except NoFreeGpu:
-        chosen = queued_nodes(inner, offer)
-    return prepare(inner, offer, chosen, {DATASET: index}).plan
+    return prepare(alone, offer, chosen, {_QUESTIONS: index}).plan.estimate.makespan_seconds
 
 
 def judge_run(run: Run, questions: int) -> Run:
-    """Return the run in which a checkpoint answers so many questions of another run.
+    """Return a run that would take what a checkpoint takes for so many questions of another run.
 
     Raises:
         UserError: The checkpoint cannot be used.
     """
     checkpoint = checkpoints.inspect(Path(run.settings.judge.checkpoint or ""))
-    dataset = Dataset(name=DATASET, task=TASK, items=questions, chat_template=True)
+    dataset = Dataset(name=_QUESTIONS, task=_QUESTIONS, items=questions, chat_template=True)
     suite = Suite(name="judge", digest="", datasets=[dataset])
     inputs = Inputs(checkpoint, suite, settings_of_judge(run.settings))
     return new_run(inputs, run.cluster, exclusive=run.exclusive, limits=run.limits)

@@ -1,9 +1,9 @@
 """Beginning and end of judging in a simulated plan.
 
 A server answers while trials go on: a shard's questions are asked when its responses are complete,
-in the order in which that happens. A checkpoint answers in a run of its own. This begins when the
-responses of all judged datasets are there, and as many GPUs as it needs: those that the plan does
-not use, all that are of another type, and those of trials that have ended.
+in the order in which that happens. A checkpoint answers in a job of its own. This begins when the
+responses of all judged datasets are there, and as many GPUs as its engine needs: those that the
+plan does not use, all that are of another type, and those of trials that have ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ class Judging:
     seconds: Mapping[str, float]
     """`judge_seconds` of the costs of judged datasets."""
     gpu_type: str = ""
-    """Of the free GPUs for its own run; empty if it needs none, or none is free."""
+    """Of the free GPUs for its job; empty if it needs none, or none is free."""
 
     def beside(self, gpu_type: str) -> int:
         """Return how many GPUs it may have that no run on GPUs of this type uses."""
@@ -37,7 +37,7 @@ def judged(
     Args:
         work: what it is asked.
         costs: of all datasets. Their `judge_seconds` are a server's for the questions of this
-            dataset alone, and those of the whole run where a checkpoint judges.
+            dataset alone, and those of its whole job where a checkpoint judges.
         timeline: the plan.
         spare_gpus: GPUs that the plan does not use, and the judge may.
     """

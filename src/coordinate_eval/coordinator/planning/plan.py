@@ -4,6 +4,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
+from coordinate_eval.coordinator.run.records import JudgePlace
 from coordinate_eval.records import Record, Shard
 
 
@@ -161,11 +162,10 @@ class Estimate(Record):
     gpu_hours: float
 
 
-class JudgeWork(Record):
-    """The questions to a judge about a plan's responses, and its GPUs."""
+class JudgeWork(JudgePlace):
+    """The questions to a judge about a plan's responses, and what the job of a checkpoint needs."""
 
     questions: int = Field(ge=0, description="at most")
-    gpus: int = Field(ge=0, description="of its own run; 0 for a server")
 
 
 class PlanJudge(JudgeWork):

@@ -44,7 +44,13 @@ from coordinate_eval.coordinator.planning.plan import (
 from coordinate_eval.coordinator.prompts.building import wall_seconds
 from coordinate_eval.coordinator.report.results import own_answers
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, portion_seconds
+from coordinate_eval.coordinator.run.records import (
+    JudgePlace,
+    Round,
+    RoundNode,
+    Run,
+    portion_seconds,
+)
 from coordinate_eval.coordinator.run.rounds import make_round
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.catalogue import known_work
@@ -256,9 +262,14 @@ def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run
             "shards": shards,
             "portion_seconds": portion_seconds(metric_seconds),
             "judge_seconds": plan.judge.end_seconds - plan.judge.begin_seconds if plan.judge else 0,
+            "judge_place": _place_of_judge(plan),
             "score_seconds": {cost.name: cost.score_seconds for cost in plan.datasets},
         }
     )
+
+
+def _place_of_judge(plan: Plan) -> JudgePlace:
+    return JudgePlace.model_validate(plan.judge.model_dump()) if plan.judge else JudgePlace()
 
 
 def first_round(run: Run, plan: Plan, nodes: Sequence[NodeCapacity] = ()) -> Round:

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.report.time_ledger import Asked, JudgeUse, Life, TimeLedger, sum_up
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claiming.work import portions_with_questions
@@ -16,7 +15,6 @@ from coordinate_eval.coordinator.run.records import (
     Run,
     StageProgress,
     TrialProgress,
-    read_run_if_there,
 )
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.records import Answer, DatasetRequests
@@ -35,8 +33,8 @@ def read_time_ledger(run_dir: RunDir, run: Run, *, ended: bool) -> TimeLedger:
     }
     judge = None
     if run.judged:
-        judge = _judge(run_dir, run, begin)
         progress = _files.read_record_if_there(run_dir.judge, JudgeProgress)
+        judge = _judge(run_dir, run, begin, progress)
         cpu_seconds["asking the judge"] = progress.cpu_seconds if progress else 0.0
     asked = read_asked(run_dir, run, ended=ended)
     return sum_up(begin, asked, time.time(), cpu_seconds, judge)
@@ -111,7 +109,7 @@ def _metrics(run_dir: RunDir, run: Run, begin: float) -> float:
     return sum(answer.seconds for answer in _answers(run_dir, run, begin, judged=False))
 
 
-def _judge(run_dir: RunDir, run: Run, begin: float) -> JudgeUse:
+def _judge(run_dir: RunDir, run: Run, begin: float, progress: JudgeProgress | None) -> JudgeUse:
     # A question that several portions ask was asked once.
     answers = {a.id: a for a in _answers(run_dir, run, begin, judged=True)}.values()
     kept = sum(answer.kept for answer in answers)
@@ -120,18 +118,8 @@ def _judge(run_dir: RunDir, run: Run, begin: float) -> JudgeUse:
         kept=kept,
         tokens=sum(answer.tokens for answer in answers),
         seconds=round(sum(answer.seconds for answer in answers), 3),
-        gpu_seconds=round(sum(_gpu_seconds_of_judges(run_dir)), 3),
+        gpu_seconds=progress.gpu_seconds if progress else 0.0,
     )
-
-
-def _gpu_seconds_of_judges(run_dir: RunDir) -> Iterator[float]:
-    """Yield the GPU seconds of each run in which a checkpoint judges the answers of this one."""
-    for inner in map(RunDir, run_dir.judge_folder.glob("*/run")):
-        run, results = read_run_if_there(inner), read_results(inner)
-        if results is not None and results.get("ledger"):
-            yield results["ledger"]["total_gpu_seconds"]
-        elif run is not None:
-            yield read_time_ledger(inner, run, ended=results is not None).total_gpu_seconds
 
 
 def _answers(run_dir: RunDir, run: Run, begin: float, *, judged: bool) -> Iterator[Answer]:

@@ -3,13 +3,11 @@
 Everything is read, nothing is written: whoever looks at a run does not change it.
 """
 
-import contextlib
 import os
 import time
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 
 from pydantic import Field
@@ -35,10 +33,8 @@ from coordinate_eval.coordinator.run.records import (
     StageProgress,
     TrialProgress,
     Waiting,
-    read_run,
 )
 from coordinate_eval.coordinator.run.rounds import read_rounds
-from coordinate_eval.errors import CoordinateError
 from coordinate_eval.records import DatasetRequests, Record, Span
 
 
@@ -195,7 +191,6 @@ def progress(
             unanswered,
             responses / max(1, requests),
             len(planned),
-            partial(_left_of_judge, run_dir),
         )
     return Progress(
         phase=phase,
@@ -367,23 +362,6 @@ def _trials_of(
                 if trial.state in ("ended", "failed") or not lost:
                     found[name] = trial
     return found
-
-
-def _left_of_judge(run_dir: RunDir) -> float | None:
-    """Return the seconds that a judge's run has left; None if they are unknown, as without GPUs.
-
-    Whatever lies in its folder, the run that asks goes on.
-    """
-    with contextlib.suppress(OSError, CoordinateError):
-        planned = list(run_dir.judge_folder.glob("*/run/planned.json"))
-        if planned:
-            inner = RunDir(max(planned, key=_files.modified).parent)
-            judge = read_run(inner)
-            requests = count_requests(inner, judge)
-            found = progress(inner, judge, None, silent=False, requests=requests, supervised=True)
-            ends = found.phase in (Phase.SCORING, Phase.COMPLETE)
-            return found.left_seconds or (0.0 if ends else None)
-    return None
 
 
 def _elapsed(run_dir: RunDir, run: Run, phase: Phase) -> float:

@@ -88,7 +88,7 @@ class JudgeUse(Record):
     tokens: int = Field(description="that it read and wrote")
     seconds: float = Field(description="from each question to its answer, all together")
     gpu_seconds: float = Field(
-        default=0.0, description="of its own run, where the judge is a checkpoint"
+        default=0.0, description="of its own job, where the judge is a checkpoint"
     )
 
 
@@ -230,7 +230,7 @@ def _advice(
     if use is Use.WAITING and unasked > seconds[use] / 2:
         hint = "prompts were being built; `coordinate-eval prefetch` builds them before a run"
     elif use is Use.WAITING and judge and judge.gpu_seconds:
-        hint = "the judge's run began after the last response; a server answers while trials go on"
+        hint = "the judge began after the last response; a server answers while trials go on"
     elif use is Use.WAITING and judge and judge.seconds > sum(cpu_seconds.values()):
         hint = "the judge's answers came after the last response: raise [judge] concurrency"
     elif use is Use.WAITING and cpu_seconds["scoring"] > cpu_seconds["metrics"]:

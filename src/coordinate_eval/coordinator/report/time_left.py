@@ -1,7 +1,7 @@
 """An estimate of the time until all scores of a run are there."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.claiming.work import all_portions, unscored_datasets
@@ -20,7 +20,6 @@ def seconds_left(
     unanswered: Iterable[Span],
     responded: float,
     planned: int,
-    left_of_judge: Callable[[], float | None],
 ) -> float | None:
     """Return an estimate of the seconds until all scores are there; None for less than a second.
 
@@ -33,7 +32,6 @@ def seconds_left(
         unanswered: portions whose questions are written and not all answered.
         responded: share of all responses that are there.
         planned: number of trials that the rounds which go on asked for.
-        left_of_judge: returns the seconds that the run of a judge has left, None if unknown.
     """
     programs = sum(1 for span in unanswered if span.dataset not in run.judged)
     left = _without_judge(
@@ -41,7 +39,7 @@ def seconds_left(
     )
     if asked := [span for span in all_portions(run) if span.dataset in run.judged]:
         lacking = len(Ledger(run_dir, "answers").unpublished(asked)) / len(asked)
-        left = _with_judge(run, left, lacking, left_of_judge)
+        left = _with_judge(run, left, lacking)
     return left if left >= 1 else None
 
 
@@ -84,24 +82,17 @@ def _without_judge(
     return max(seconds, sum(scoring) / run.settings.harness.jobs, *scoring)
 
 
-def _with_judge(
-    run: Run, left: float, lacking: float, left_of_judge: Callable[[], float | None]
-) -> float:
+def _with_judge(run: Run, left: float, lacking: float) -> float:
     """Return the seconds that a run has left with its judge.
 
-    A server's are over with its last answer. A checkpoint begins after the run's own work, unless
-    its run has begun: then that says how long it takes.
+    A server answers while trials go on. A checkpoint begins after them.
 
     Args:
         left: seconds without the judge.
         lacking: share of the judge's answers that are not there.
     """
-    if run.settings.judge.checkpoint is None:
-        return max(left, lacking * run.judge_seconds)
-    if not lacking:
-        return left
-    judge = left_of_judge()
-    return max(left, judge) if judge is not None else left + run.judge_seconds
+    seconds = lacking * run.judge_seconds
+    return left + seconds if run.settings.judge.checkpoint else max(left, seconds)
 
 
 def _scoring_left(run_dir: RunDir, run: Run) -> list[float]:

@@ -99,11 +99,6 @@ class RunDir:
         return self.root / "work"
 
     @property
-    def judge_folder(self) -> Path:
-        """Return the folder of the runs in which a checkpoint judges the answers of this one."""
-        return self.root / "judge"
-
-    @property
     def baselines_folder(self) -> Path:
         """Return the folder of the answers with which a judge compares those of the checkpoint."""
         return self.root / "baselines"

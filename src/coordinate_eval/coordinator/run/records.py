@@ -24,6 +24,19 @@ def portion_seconds(metric_cpu_seconds: float) -> float:
     return max(PORTION_SECONDS, metric_cpu_seconds / MOST_PORTIONS)
 
 
+class JudgePlace(Record):
+    """What the job needs in which a checkpoint judges: it runs the checkpoint's engine."""
+
+    gpus: int = Field(default=1, ge=0, description="0 if the judge is a server of others")
+    gpu_type: str = Field(default="", exclude_if=lambda name: not name)
+    weights_gib: float = Field(
+        default=0.0,
+        ge=0,
+        description="host memory for a copy of the weights",
+        exclude_if=lambda gib: not gib,
+    )
+
+
 class Planned(Record):
     """`planned.json`: what the plan adds to a run. Until then a run has the values given here."""
 
@@ -47,6 +60,9 @@ class Planned(Record):
     )
     judge_seconds: float = Field(
         default=0.0, description="expected of the judge, from the first question to the last score"
+    )
+    judge_place: JudgePlace = Field(
+        default=JudgePlace(), description="of a judge that is a checkpoint"
     )
     score_seconds: dict[str, float] = Field(
         default={}, description="expected of scoring, on one core, by dataset"
@@ -262,10 +278,11 @@ class JudgeProgress(Record):
         default={}, description="kind → answers that are odd: refused, empty, cut and others"
     )
     cpu_seconds: float = Field(default=0.0, description="of all jobs that asked")
-    run: str = Field(
-        default="",
-        pattern=r"^[0-9a-f]*$",
-        description="name of the folder in `judge/` with the run that answers, if one does",
+    gpu_seconds: float = Field(
+        default=0.0, description="of the GPUs of these jobs, where the judge is a checkpoint"
+    )
+    nodes: list[str] = Field(
+        default=[], description="where these jobs have copied weights and not removed them"
     )
     updated: float
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
-from coordinate_eval.clusters.protocol import Busy, Cluster, Node, State, TaskStatus
+from coordinate_eval.clusters.protocol import Cluster, State, TaskStatus
 from coordinate_eval.coordinator.incidents import judge, remedies
 from coordinate_eval.coordinator.prompts.request_cache import link_found
 from coordinate_eval.coordinator.report import first_signal
@@ -23,7 +23,7 @@ from coordinate_eval.coordinator.run.claiming.work import all_spans, unscored_da
 from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
 from coordinate_eval.coordinator.run.own import check_there, is_removed, work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import read_run
+from coordinate_eval.coordinator.run.records import JudgeProgress, read_run
 from coordinate_eval.coordinator.supervisor import ending
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions.pending import holds_up_trials
@@ -84,9 +84,6 @@ class Supervisor:
         tell: called with what happens, in words for people.
         ended: called with the results when the run has ended, before its last jobs leave.
         note: called with each step that is taken, in words for a log.
-        beside: called after each step, to look after something else.
-        nodes: what the run is planned on, though it may have to wait for the GPUs; if None, what is
-            free.
     """
 
     def __init__(
@@ -100,8 +97,6 @@ class Supervisor:
         tell: Callable[[str], None] = lambda event: None,
         ended: Callable[[dict[str, Any]], None] = lambda results: None,
         note: Callable[[str], None] = lambda step: None,
-        beside: Callable[[], object] = lambda: None,
-        nodes: tuple[list[Node], list[Busy]] | None = None,
     ) -> None:
         self._dir = run_dir
         self._run = read_run(run_dir)
@@ -113,8 +108,7 @@ class Supervisor:
         self._estimated: frozenset[str] = frozenset()
         self._silence = Silence(run_dir)
         self._judge = judge.Judge(run_dir, self._run.settings, tell)
-        self._beside = beside
-        self._others = OtherRuns(run_dir, self._run, cluster, nodes)
+        self._others = OtherRuns(run_dir, self._run, cluster)
         self._submitter = Submitter(
             run_dir,
             cluster,
@@ -154,7 +148,6 @@ class Supervisor:
         try:
             self.begin()
             while not self.step():
-                self._beside()
                 watch = not (self._faults or self._silences)
                 self._wait(self.pause_seconds, watch=watch)
             if self.results is not None:
@@ -180,12 +173,19 @@ class Supervisor:
             # The cause of an earlier error may be gone: a full disk, a missing package.
             self._dir.requests_error(dataset.name).unlink(missing_ok=True)
             self._dir.dataset_error(dataset.name).unlink(missing_ok=True)
-        self._dir.judge.unlink(missing_ok=True)
+        self._ask_the_judge_again()
         self._submitter.forget()
         if self._run.planned:
             self._refuse()
         else:
             self._link_found()
+
+    def _ask_the_judge_again(self) -> None:
+        """Forget what the judge said to jobs of an earlier supervisor, but not what it took."""
+        said = _files.read_record_if_there(self._dir.judge, JudgeProgress)
+        if said is not None:
+            again = said.model_copy(update={"state": "asking", "said": ""})
+            _files.write_record(self._dir.judge, again)
 
     def leave_soon(self) -> None:
         """Hand over to a successor as soon as possible. A signal handler may call this."""

@@ -13,7 +13,7 @@ from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.incidents.incident import Incident
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, StageProgress
+from coordinate_eval.coordinator.run.records import JudgeProgress, Run, StageProgress
 from coordinate_eval.coordinator.run.rounds import read_rounds, read_trials_of
 from coordinate_eval.coordinator.supervisor.ending import wait_for_jobs
 from coordinate_eval.coordinator.workers.on_node import node_memory
@@ -72,7 +72,7 @@ def nodes_to_sweep(run_dir: RunDir) -> list[str]:
     """Return the nodes on which the last process that held the weights was killed.
 
     A keeper and a trial say so when they end by themselves. A keeper removes the weights that
-    dead trials held if it ends after them.
+    dead trials held if it ends after them. A judge's job names the node that it has weights on.
     """
     ended: dict[str, float] = defaultdict(float)
     killed: dict[str, float] = {}
@@ -92,4 +92,6 @@ def nodes_to_sweep(run_dir: RunDir) -> list[str]:
                 incident = _files.read_record_if_there(path, Incident)
                 when = inf if incident is None else incident.time
                 killed[trial.node] = max(killed.get(trial.node, 0.0), when)
-    return sorted(node for node, when in killed.items() if ended[node] <= when)
+    judge = _files.read_record_if_there(run_dir.judge, JudgeProgress)
+    of_judge = judge.nodes if judge else []
+    return sorted({*of_judge, *(node for node, when in killed.items() if ended[node] <= when)})

@@ -115,6 +115,33 @@ class EngineModule(Protocol):
         """
         ...
 
+    def serve(
+        self,
+        model: Path,
+        *,
+        name: str,
+        socket: Path,
+        key: str,
+        tensor_parallel: int,
+        max_length: int,
+        args: dict[str, Any],
+    ) -> None:
+        """Serve a model in this process over OpenAI's protocol, until a signal ends it.
+
+        Args:
+            model: a folder with safetensors, config, tokenizer and chat template.
+            name: of the model in requests.
+            socket: the socket file to listen on.
+            key: what every request must have in its `Authorization` header.
+            tensor_parallel: number of GPUs.
+            max_length: most tokens of a prompt and its output together.
+            args: the engine's own arguments.
+
+        Raises:
+            UserError: the engine has no server, is not installed, or does not take an argument.
+        """
+        ...
+
 
 def by_name(name: str) -> EngineModule:
     """Return the module of an engine.
@@ -164,4 +191,27 @@ def start(
     """Start an engine and load a model into it. See `EngineModule.start`."""
     return by_name(name).start(
         model, tensor_parallel=tensor_parallel, max_length=max_length, args=args, lighter=lighter
+    )
+
+
+def serve(
+    engine: str,
+    model: Path,
+    *,
+    name: str,
+    socket: Path,
+    key: str,
+    tensor_parallel: int,
+    max_length: int,
+    args: dict[str, Any],
+) -> None:
+    """Serve a model in this process until a signal ends it. See `EngineModule.serve`."""
+    by_name(engine).serve(
+        model,
+        name=name,
+        socket=socket,
+        key=key,
+        tensor_parallel=tensor_parallel,
+        max_length=max_length,
+        args=args,
     )

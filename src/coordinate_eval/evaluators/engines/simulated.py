@@ -7,9 +7,14 @@ runs, or two ways of cutting one into shards, can be compared.
 
 import hashlib
 import heapq
+import http.server
+import itertools
 import json
+import os
 import random
+import socketserver
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -22,7 +27,7 @@ from coordinate_eval import _format
 from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators.engines import arguments
 from coordinate_eval.evaluators.engines.base import Unwanted, all_wanted
-from coordinate_eval.evaluators.engines.common import respond
+from coordinate_eval.evaluators.engines.common import probe, respond
 from coordinate_eval.evaluators.engines.turns import Turns
 from coordinate_eval.records import Record, Request, RequestKind, Response
 
@@ -86,6 +91,74 @@ def start(
 ) -> "SimulatedEngine":
     """Start the engine, which reads no model. See `base.EngineModule`."""
     return SimulatedEngine(args=args, max_length=max_length)
+
+
+def serve(
+    model: Path,
+    *,
+    name: str,
+    socket: Path,
+    key: str,
+    tensor_parallel: int,
+    max_length: int,
+    args: dict[str, Any],
+) -> None:
+    """Answer questions over OpenAI's protocol until a signal ends this process.
+
+    Of `args` count `start_seconds`, `seconds_per_request`, `fail_after` and `pause`. See
+    `base.EngineModule`.
+    """
+    check_args(args)
+    chosen = _DEFAULTS | args
+    time.sleep(chosen["start_seconds"])
+    pause = Path(chosen["pause"]) if chosen["pause"] else None
+    answered = itertools.count()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send({"data": [{"id": name, "max_model_len": max_length}]})
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            number = next(answered)
+            if number == chosen["fail_after"]:
+                os._exit(1)
+            while number and pause is not None and pause.exists():
+                time.sleep(_LOOK_SECONDS)
+            time.sleep(chosen["seconds_per_request"])
+            prompt = _tokens(asked["messages"])
+            if len(prompt) + asked["max_tokens"] > max_length:
+                error = {"message": f"the maximum context length is {max_length} tokens"}
+                self._send({"error": error}, status=400)
+            else:
+                self._send(_completion(prompt, asked["max_tokens"]))
+
+        def _send(self, value: object, status: int = 200) -> None:
+            if self.headers["Authorization"] != f"Bearer {key}":
+                status, value = 401, {"error": {"message": "no such key"}}
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(value).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with socketserver.ThreadingUnixStreamServer(str(socket), Handler) as server:
+        server.daemon_threads = True
+        server.serve_forever()
+
+
+def _tokens(messages: object) -> list[int]:
+    """Return a number for each word of a conversation."""
+    return [zlib.crc32(word.encode()) for word in json.dumps(messages).split()]
+
+
+def _completion(prompt: list[int], max_tokens: int) -> dict[str, Any]:
+    """Return the made-up answer to a conversation, as OpenAI's servers put it."""
+    said = answer(probe(RequestKind.GENERATE, prompt, max_tokens=max_tokens))
+    message = {"role": "assistant", "content": said.text}
+    usage = {"prompt_tokens": len(prompt), "completion_tokens": said.tokens}
+    return {"choices": [{"message": message, "finish_reason": said.finish}], "usage": usage}
 
 
 class Times(Record):

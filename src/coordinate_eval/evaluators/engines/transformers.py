@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinate_eval._engines import ENGINES
-from coordinate_eval.errors import EngineError
+from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines import arguments, common
 from coordinate_eval.evaluators.engines.base import Unwanted, all_wanted
@@ -70,6 +70,11 @@ def start(
 ) -> "TransformersEngine":
     """Start the engine, which uses all GPUs that it sees. See `base.EngineModule`."""
     return TransformersEngine(model, max_length=max_length, args=args)
+
+
+def serve(*_: object, **__: object) -> None:
+    """Refuse: this engine has no server. See `base.EngineModule`."""
+    raise UserError("the engine transformers has no server: set [engine] name to vllm")
 
 
 class TransformersEngine:

@@ -16,8 +16,10 @@ import functools
 import gc
 import importlib
 import inspect
+import json
 import math
 import os
+import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +35,7 @@ from coordinate_eval.evaluators.engines.vllm_scoring import MOST_IDS, Scoring, t
 from coordinate_eval.evaluators.engines.vllm_writing import Writing
 from coordinate_eval.records import Request, RequestKind, Response
 
-__all__ = ["VllmEngine", "cache_variables", "check_args", "prepare", "start"]
+__all__ = ["VllmEngine", "cache_variables", "check_args", "prepare", "serve", "start"]
 
 _REGISTRY = "vllm.model_executor.models.registry"
 """The module of vLLM that looks at classes of models, in a process of its own."""
@@ -85,6 +87,47 @@ def start(
     return VllmEngine(
         model, tensor_parallel=tensor_parallel, max_length=max_length, args=args, lighter=lighter
     )
+
+
+def serve(
+    model: Path,
+    *,
+    name: str,
+    socket: Path,
+    key: str,
+    tensor_parallel: int,
+    max_length: int,
+    args: dict[str, Any],
+) -> None:
+    """Run vLLM's own OpenAI server in this process. See `base.EngineModule`."""
+    os.environ[OWN_PROCESSES] = "1"  # its server asks an engine in another process
+    os.environ["VLLM_API_KEY"] = key
+    prepare(tensor_parallel)
+    chosen = engine_arguments(model, tensor_parallel, max_length, args) | {
+        "served_model_name": [name],
+        "uds": str(socket),
+        # Each question has its own sampling parameters, and the checkpoint adds none.
+        "generation_config": "vllm",
+        "disable_uvicorn_access_log": True,
+    }
+    sys.argv = ["vllm", *_options(chosen)]
+    with contextlib.chdir(model.parent):
+        runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
+
+
+def _options(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Yield arguments of an engine as the options of vLLM's server."""
+    for name, value in arguments.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{option}" if value else f"--no-{option}"
+        elif isinstance(value, list):
+            yield from (f"--{option}", *map(str, value))
+        elif value is not None:
+            yield from (
+                f"--{option}",
+                json.dumps(value) if isinstance(value, dict) else str(value),
+            )
 
 
 class _Work(Protocol):

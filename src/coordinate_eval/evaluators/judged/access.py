@@ -23,6 +23,8 @@ class Access:
     key: str = field(default="", repr=False)
     section: str = "judge"
     """Of the settings that name it."""
+    socket: str = ""
+    """The socket file that it listens on, in place of the address."""
 
     @classmethod
     def of(

@@ -129,6 +129,9 @@ class Endpoint:
         timeout_seconds: for one answer.
         patience_seconds: time without any answer, after the first failure, after which the judge
             is given up; likewise of a single question while others are answered.
+        most_tokens: longest answer that it is asked for.
+        extra: parameters of this server that every question gets.
+        begins_thinking: its prompts begin the thinking, so that answers have only its end.
     """
 
     def __init__(
@@ -139,15 +142,18 @@ class Endpoint:
         requests_per_minute: float | None = None,
         timeout_seconds: float = 600.0,
         patience_seconds: float = 600.0,
+        most_tokens: int = MOST_TOKENS,
+        extra: Mapping[str, object] | None = None,
+        begins_thinking: bool = False,
     ) -> None:
         self._access = access
+        self._most_tokens, self._extra = most_tokens, dict(extra or {})
         self._timeout_seconds, self._patience_seconds = timeout_seconds, patience_seconds
         self._gate = Gate(concurrency)
         self._pace = Pace(requests_per_minute)
         self._names: dict[str, str | None] = {name: of[0] for name, of in _SPELLINGS.items()}
         """The name of each parameter on this server; None if it knows none."""
-        self._begins_thinking = False
-        """True if its prompts begin the thinking, so that answers have only its end."""
+        self._begins_thinking = begins_thinking
         self._key = spellings(access.key) if len(access.key) >= LEAST_SECRET else None
         self._failing_since: float | None = None
         self._pools = -(-concurrency // POOL)
@@ -163,6 +169,8 @@ class Endpoint:
         key = self._access.key
         by_proxy = not is_loopback(urlsplit(self._access.base_url).hostname or "")
         certificates = httpx.create_ssl_context(trust_env=by_proxy)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=POOL)
+        socket = self._access.socket
         for _ in range(self._pools):
             client = httpx.AsyncClient(
                 headers={
@@ -172,7 +180,8 @@ class Endpoint:
                     **({"Authorization": f"Bearer {key}"} if key else {}),
                 },
                 timeout=httpx.Timeout(None, connect=min(CONNECT_SECONDS, self._timeout_seconds)),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=POOL),
+                limits=limits,
+                transport=httpx.AsyncHTTPTransport(uds=socket, limits=limits) if socket else None,
                 # What it has us keep would grow, and go back to it with each question.
                 cookies=http.cookiejar.CookieJar(_NO_COOKIES),
                 # It would be asked with the key wherever it sends us.
@@ -205,6 +214,7 @@ class Endpoint:
             JudgeSilent: it gave no usable answer to this one in a bounded time.
         """
         asked = json.loads(question.content)
+        asked["max_tokens"] = min(asked["max_tokens"], self._most_tokens)
         failing_since: float | None = None
         pause, odd = FIRST_PAUSE_SECONDS, 0
         while True:
@@ -310,7 +320,7 @@ class Endpoint:
         while True:
             names = {name: self._names[name] for name in _SPELLINGS if name in asked}
             body = {"model": self._access.model, "messages": asked["messages"]}
-            body |= {known: asked[name] for name, known in names.items() if known}
+            body |= {known: asked[name] for name, known in names.items() if known} | self._extra
             reply = await self._request("POST", "/chat/completions", most_bytes, body)
             if not self._learns_from(reply, names):
                 break

@@ -64,7 +64,7 @@ def _shown(run_id: str, found: TimeLedger) -> Group:
         words = f"judge: {plural(judge.questions, 'question')} answered{before}, "
         words += f"{plural(judge.tokens, 'token')}, "
         if judge.gpu_seconds:
-            words += f"{judge.gpu_seconds / 3600:.3f} h of GPU time in a run of its own"
+            words += f"{judge.gpu_seconds / 3600:.3f} h of GPU time in a job of its own"
         else:
             words += f"{duration(judge.seconds)} of waiting for answers"
         lines.append(Text(words))

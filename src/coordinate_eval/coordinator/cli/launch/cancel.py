@@ -21,15 +21,13 @@ POLL_SECONDS = 0.5
 
 
 def cancel_run(run_dir: RunDir) -> None:
-    """End all jobs of a run and of its judge's runs, and mark their directories.
+    """End all jobs of a run, and mark its directory.
 
     Raises:
         ClusterSilent: the scheduler did not answer; the run is marked, so try again.
     """
     run = read_run(run_dir)
     _files.write(run_dir.cancelled, "")
-    for inner in sorted(run_dir.judge_folder.glob("*/run/run.json")):
-        cancel_run(RunDir(inner.parent))
     cluster = clusters.by_name(run.cluster, run.settings)
     if cluster.local:
         say(f"run {run.id} ends as soon as its supervisor sees that")

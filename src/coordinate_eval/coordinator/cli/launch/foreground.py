@@ -2,7 +2,6 @@
 
 import sys
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -166,10 +165,9 @@ def supervise(
 def _supervise(
     run_dir: RunDir, run: Run, cluster: Cluster, display: Display, *, strict: bool
 ) -> dict[str, Any] | None:
-    """Supervise a run and, where nobody else can, that of its judge. Return the run's results."""
+    """Supervise a run. Return its results."""
     # A command that only submits does without them, and returns sooner.
     from coordinate_eval.coordinator.supervisor.after_run import AfterRun
-    from coordinate_eval.coordinator.supervisor.judge_runs import JudgeRuns
     from coordinate_eval.coordinator.supervisor.loop import Supervisor
 
     after_run = AfterRun(run_dir, run)
@@ -179,18 +177,11 @@ def _supervise(
         after_run.begin()
         display.draining()
 
-    supervised = partial(
-        Supervisor, run_dir, cluster, strict=strict, show=display.show, tell=display.tell,
-        ended=ended,
-    )  # fmt: skip
+    supervisor = Supervisor(
+        run_dir, cluster, strict=strict, show=display.show, tell=display.tell, ended=ended
+    )
     with after_run:
-        if cluster.local and run.settings.judge.checkpoint:
-            judge_runs = JudgeRuns(run_dir, cluster, display.tell)
-            results = supervised(beside=judge_runs.step).run()
-            while results and results["complete"] and judge_runs.step():
-                time.sleep(0.2)  # its answers are there, and its own results soon
-        else:
-            results = supervised().run()
+        results = supervisor.run()
         display.tell(after_run.wait())
     return results
 

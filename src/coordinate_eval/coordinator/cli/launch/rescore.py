@@ -3,7 +3,6 @@
 No GPU is used, unless the judge is a checkpoint.
 """
 
-import contextlib
 import os
 import shutil
 from collections import Counter
@@ -20,9 +19,7 @@ from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint
 from coordinate_eval.coordinator.inputs.folders import working_in
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites.suite import check_tasks, narrow
-from coordinate_eval.coordinator.planning.judge_plan import judge_run
-from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
-from coordinate_eval.coordinator.planning.prepare import choose_nodes
+from coordinate_eval.coordinator.planning.judge_plan import judge_nodes, judge_run, place_of
 from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.run.starting.create import submit_supervisor
@@ -113,7 +110,6 @@ def _with_place(made: Run) -> Run:
     with cluster:
         offer = ask(cluster, settings)
     made = made.model_copy(update={"exclusive": offer.exclusive, "limits": offer.limits})
-    judging = judge_run(made, questions=1)
-    with contextlib.suppress(NoFreeGpu):
-        choose_nodes(judging, offer)
-    return made
+    alone = judge_run(made, questions=1)
+    place = place_of(alone, judge_nodes(alone, offer))
+    return made.model_copy(update={"judge_place": place})

@@ -119,8 +119,6 @@ def _prepare(run_dir: RunDir, run: Run, *, supervised: bool, asked_again: bool) 
             )
         number = f" (try {tries + 1} of {resumes.MOST_TRIES} without progress)" if tries else ""
         say(f"run {run.id} stopped without all results:\n{why}\nresuming it{number}")
-    # Whoever cancels a run cancels its judge's runs, too.
-    for each in (run_dir, *map(RunDir, run_dir.judge_folder.glob("*/run"))):
-        each.cancelled.unlink(missing_ok=True)
+    run_dir.cancelled.unlink(missing_ok=True)
     if not (asked_again and supervised):
         resumes.note(run_dir, by_hand=not asked_again)

@@ -28,6 +28,7 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import known_tasks, suite
 from coordinate_eval.coordinator.planning import reviewed_plan
 from coordinate_eval.coordinator.planning.judge_plan import (
+    judge_nodes,
     judge_run,
     plan_judge,
     questions_to_judge,
@@ -97,7 +98,7 @@ def start_run(
             chosen_nodes = choose_nodes(made, offer, inputs.reviewed)
             check_time(made, offer, chosen_nodes, inputs.reviewed)
             if judge.is_checkpoint(settings.judge, inputs.suite):
-                choose_nodes(judge_run(made, questions=1), offer)
+                judge_nodes(judge_run(made, questions=1), offer)
         except NoFreeGpu:
             if not settings.queue:
                 raise

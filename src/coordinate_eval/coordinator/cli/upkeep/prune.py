@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.own import is_own
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, read_run
+from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.upkeep.compacting import compact
 from coordinate_eval.coordinator.run.upkeep.removing import remove, remove_leftovers
 from coordinate_eval.errors import CoordinateError, RecordError, UserError
@@ -102,17 +102,15 @@ def _chosen(found: Sequence[Found], older_than: float | None, settings: Settings
     chosen = []
     for run_dir, run, quiet in old:
         try:
-            together = [(run_dir, run), *((inner, read_run(inner)) for inner in _judges(run_dir))]
-            prefixes = tuple(jobs.prefix(each) for _, each in together)
-            mine = [task for task in tasks if task.name.startswith(prefixes)]
+            mine = [task for task in tasks if task.name.startswith(jobs.prefix(run))]
             phase = state.phase_of(run_dir, run, mine, silent=False)
-            supervised = {state.is_supervised(*each, mine) for each in together}
+            supervised = state.is_supervised(run_dir, run, mine)
         except (RecordError, OSError) as error:
             say(f"{run.id} is left alone: {error}")
             continue
         # A supervisor of another machine, or of another cluster, changes a folder at each poll.
-        sure = phase is Phase.COMPLETE and supervised == {False}
-        alive = bool(mine) or True in supervised
+        sure = phase is Phase.COMPLETE and supervised is False
+        alive = bool(mine) or supervised is True
         if phase in ENDED and not alive and (sure or quiet > QUIET_SECONDS):
             chosen.append(Chosen(run_dir, run, phase, quiet))
     return chosen
@@ -129,28 +127,25 @@ def _poll(name: str, settings: Settings) -> list[TaskStatus]:
 
 
 def _last_change(run_dir: RunDir) -> float:
-    """Return when a run, or its judge's, was created, supervised, ended or cancelled last.
+    """Return when a run was created, supervised, ended or cancelled last.
 
     In seconds since the epoch.
     """
     return max(
         _files.modified(mark)
-        for each in (run_dir, *_judges(run_dir))
-        for mark in (each.run, each.results, each.cancelled, each.resumed, each.supervisors_folder)
+        for mark in (
+            run_dir.run,
+            run_dir.results,
+            run_dir.cancelled,
+            run_dir.resumed,
+            run_dir.supervisors_folder,
+        )
     )
 
 
-def _judges(run_dir: RunDir) -> list[RunDir]:
-    """Return the runs in which a judge that is a checkpoint answers for a run."""
-    return [RunDir(path.parent) for path in sorted(run_dir.judge_folder.glob("*/run/run.json"))]
-
-
 def _compact(run_dir: RunDir, run: Run) -> str:
-    """Compact a complete run and those of its judge; return the outcome in words."""
+    """Compact a complete run; return the outcome in words."""
     done = compact(run_dir, run)
-    for inner in _judges(run_dir):
-        if state.is_complete(inner):
-            compact(inner, read_run(inner))
     return f"compacted {run.id}: {plural(done.before, 'file')} before, {done.after} now"
 
 

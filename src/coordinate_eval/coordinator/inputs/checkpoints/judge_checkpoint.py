@@ -4,15 +4,13 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from coordinate_eval._engines import kind_of
 from coordinate_eval.coordinator.inputs.checkpoints import chat_template
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.judged.thinking import begun_in
 from coordinate_eval.records import Checkpoint, Rubric
-
-DATASET, TASK = "questions", "judge_questions"
-"""The only dataset of a judge's run, whose item n is the n-th question; and its task."""
 
 _REVISION_DIGITS = 12
 
@@ -43,6 +41,11 @@ def named(settings: Settings, rubrics: Iterable[Rubric] | None = None) -> Settin
         found = checkpoints.inspect(Path(judge.checkpoint))
     except UserError as error:
         raise UserError(f"setting judge.checkpoint: {error}") from error
+    if not kind_of(settings.engine.name).serves:
+        raise UserError(
+            f"a checkpoint judges in a server, and the engine {settings.engine.name} has none: set "
+            "[engine] name to vllm, or [judge] base_url and model to a server"
+        )
     if why := _why_not_asked(found.files, rubrics):
         raise UserError(f"the judge {found.path} {why}")
     update = {
@@ -92,22 +95,23 @@ def revision(checkpoint: Checkpoint) -> str:
 
 
 def settings_of_judge(settings: Settings) -> Settings:
-    """Return the settings of the judge's run: those of the first, but for what is of its model."""
+    """Return the settings by which a judge is planned: those of the run, but for the model."""
     return settings.model_copy(
         update={
             "first_signal": False,
-            # Its trials stand in the queue while the first run has the GPUs, and start one by one.
-            "queue": True,
             "deadline_seconds": None,
-            "after_run": [],
-            # Its jobs get no key either.
-            "judge": JudgeSettings(api_key_env=settings.judge.api_key_env),
+            "judge": JudgeSettings(),
             "engine": settings.engine.model_copy(update={"args": settings.judge.engine_args}),
             "trial": settings.trial.model_copy(
                 update={"max_length": None, "tensor_parallel": None}
             ),
         }
     )
+
+
+def context_of(checkpoint: Checkpoint) -> int:
+    """Return the tokens of the context with which a judge is served."""
+    return checkpoint.short_length or checkpoint.max_length
 
 
 def longest_answer(max_length: int) -> int:

@@ -1,6 +1,7 @@
 """Pullers: jobs on one core each that claim their work until none is left, submitted in arrays."""
 
 import math
+import time
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -9,6 +10,7 @@ from coordinate_eval.coordinator.run.claiming.claims import LedgerName
 from coordinate_eval.coordinator.run.jobs import (
     WAITING_MINUTES,
     allowed_minutes,
+    most_minutes,
     prefix,
     program,
     secrets,
@@ -102,6 +104,8 @@ def useful_pullers(run: Run, kind: Pullers, cores: int | None = None) -> int:
 def pullers_job(run: Run, run_dir: RunDir, kind: Pullers, number: int, count: int) -> Job:
     """Return an array of pullers."""
     name = pullers_name(run, kind, number)
+    if kind is Pullers.JUDGE and run.settings.judge.checkpoint:
+        return _serving_judge(run, run_dir, name)
     match kind:
         case Pullers.BUILD:
             memory_gib, minutes = run.settings.harness.memory_gib, WAITING_MINUTES
@@ -119,10 +123,27 @@ def pullers_job(run: Run, run_dir: RunDir, kind: Pullers, number: int, count: in
         cpus=1,
         memory_mib=math.ceil(memory_gib * 1024),
         minutes=allowed_minutes(run, minutes),
-        # A judge that is a checkpoint has a run of its own.
-        submits=kind is Pullers.JUDGE and bool(run.settings.judge.checkpoint),
         needs=secrets(run) if kind is Pullers.JUDGE else (),
         without=() if kind is Pullers.JUDGE else secrets(run),
+        folder=str(run_dir.work),
+        log=str(run_dir.logs / name),
+    )
+
+
+def _serving_judge(run: Run, run_dir: RunDir, name: str) -> Job:
+    """Return the job that asks a judge which is a checkpoint, and has its server on GPUs."""
+    place, trial = run.judge_place, run.settings.trial
+    gib = JUDGE_MEMORY_GIB + trial.memory_gib * place.gpus + place.weights_gib
+    return Job(
+        name=name,
+        argv=(*program(run.python), f"_{Pullers.JUDGE}", str(run_dir.root)),
+        gpus=place.gpus,
+        gpu_type=place.gpu_type,
+        cpus=1 + trial.cpus * place.gpus,
+        memory_mib=math.ceil(gib * 1024),
+        minutes=most_minutes(run, time.time()),
+        gpu_work=True,
+        without=secrets(run),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )

@@ -29,6 +29,8 @@ def more_pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: i
     """
     if kind is Pullers.SCORE and facts.job_limit and facts.unpublished:
         return []  # it would stay until all is scored, in the place of trials
+    if kind is Pullers.JUDGE and run.settings.judge.checkpoint and facts.expects_questions(run):
+        return []  # its GPUs would wait for them
     if not is_hopeful(run, facts, kind) or any(each.kind is kind for each in facts.observed):
         return []
     arrays = [name for name in facts.submitted if is_pullers(run, name, kind)]

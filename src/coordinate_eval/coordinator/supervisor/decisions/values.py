@@ -176,6 +176,12 @@ class Facts:
             for span in spans
         )
 
+    def expects_questions(self, run: Run) -> bool:
+        """Return whether some questions to the judge are still to be written."""
+        held = [each.span for ledger, each in self.open_claims if ledger == "questions"]
+        pending = [*self.unpublished, *self.claimable.get("questions", ()), *held]
+        return any(span.dataset in run.judged for span in pending)
+
     def held_by(self, run: Run, kind: Pullers) -> int:
         """Return how many open claims are on work of this kind of pullers."""
         return sum(

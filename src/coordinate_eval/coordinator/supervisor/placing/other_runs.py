@@ -162,21 +162,24 @@ class OtherRuns:
             self._tell(self._mine(waiting=True))
 
     def fit(self, job: Job) -> Job | None:
-        """Return an array with as many of its tasks as the limit leaves now; None for none.
+        """Return an array with as many of its tasks as the limits leave now; None for none.
 
         Nodes that were chosen need no such look: `within` has counted their jobs.
         """
-        limit = self._run.settings.limits.jobs
-        if self._alone or limit is None:
+        limits = self._run.settings.limits
+        if self._alone or (limits.jobs is None and not (job.gpus and limits.gpus)):
             return job
         self._seen = self._look()
-        count = min(job.count, self.left().jobs or 0)
-        why = f"your runs have limits.jobs = {limit} jobs in the queue"
+        left, beginning = self.left(), "your runs have limits."
+        count = job.count if left.jobs is None else min(job.count, left.jobs)
+        why = f"{beginning}jobs = {limits.jobs} jobs in the queue"
+        if left.gpus is not None and job.gpus > left.gpus:
+            count, why = 0, f"{beginning}gpus = {limits.gpus} GPUs"
         if not count:
             self._note(why)
             return None
         known = _files.read_record_if_there(self._dir.waiting, Waiting)
-        if known is not None and known.why == why:
+        if known is not None and known.why.startswith(beginning):
             self._dir.waiting.unlink(missing_ok=True)
         return job.model_copy(update={"count": count})
 

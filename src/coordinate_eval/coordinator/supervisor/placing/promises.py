@@ -16,6 +16,7 @@ from coordinate_eval.clusters.protocol import Busy, Node, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import LimitSettings
 from coordinate_eval.coordinator.planning.plan import NodeCapacity
 from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.records import RoundNode, Run
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Record
@@ -47,6 +48,7 @@ class Promise(Record):
     looked: float = Field(description="when it looked for nodes last")
     waiting: bool = Field(description="it looks for nodes")
     gpus: int = Field(description="of one trial")
+    judge_gpus: int = Field(default=0, description="of the job in which a checkpoint judges")
     cpus: int = Field(description="of one trial")
     memory_gib: float = Field(description="of one trial")
     keeper_gib: float = Field(description="of the keeper on each node")
@@ -110,6 +112,7 @@ def make_promise(
         looked=now,
         waiting=waiting,
         gpus=run.tensor_parallel,
+        judge_gpus=run.judge_place.gpus if run.settings.judge.checkpoint else 0,
         cpus=trial.cpus * run.tensor_parallel,
         memory_gib=trial.memory_gib * run.tensor_parallel,
         keeper_gib=jobs.keeper_gib(run),
@@ -159,6 +162,11 @@ def left(limits: LimitSettings, others: Others) -> Left:
         if task.state is State.RUNNING:
             unknown = int(_PINNED.fullmatch(task.name) is not None)
             gpus += of_trial.get(task.name, unknown)
+            gpus += sum(
+                each.judge_gpus
+                for each in others.promises
+                if task.name.startswith(f"{each.prefix}{Pullers.JUDGE}")
+            )
     return Left(
         None if limits.gpus is None else max(0, limits.gpus - gpus),
         None if limits.jobs is None else max(0, limits.jobs - queued),

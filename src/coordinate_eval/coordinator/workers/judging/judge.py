@@ -2,8 +2,9 @@
 
 `coordinate-eval _judge RUN`. One job, on one core, has many questions in flight. It claims portions
 whose questions are written, asks those that nobody has answered yet, and publishes each portion
-with its last answer. A job that is killed loses what was in flight. A judge that is a checkpoint
-gets all questions at once, when they are written: see `judge_run.py`.
+with its last answer. A job that is killed loses what was in flight. Where a checkpoint judges, the
+job begins when all questions are written, has GPUs, and asks a server that it starts itself: see
+`own_server.py`.
 
 It leaves when all is answered, when the judge gave nothing usable for `[supervisor]
 patience_seconds`, when the judge refuses, or when the budget is spent. `judge.json` says which.
@@ -29,26 +30,26 @@ from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledge
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.claiming.work import (
     claimable,
-    given_up,
-    portions_with_questions,
     recorded_answers,
     unfinished,
 )
 from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run, read_run
-from coordinate_eval.coordinator.workers.judging.budget import Budget, Spent, most_tokens
-from coordinate_eval.coordinator.workers.judging.judge_run import JudgeRun, JudgeRunEnded
-from coordinate_eval.coordinator.workers.judging.kept_answers import KeptAnswers
-from coordinate_eval.coordinator.workers.judging.odd_answers import count_odd
-from coordinate_eval.coordinator.workers.signs_of_life import Supervision
-from coordinate_eval.errors import (
-    ClusterError,
-    CoordinateError,
-    JudgeRefuses,
-    JudgeSilent,
-    UserError,
+from coordinate_eval.coordinator.workers.judging.answers import (
+    Budget,
+    KeptAnswers,
+    Spent,
+    count_odd,
+    most_tokens,
 )
+from coordinate_eval.coordinator.workers.judging.own_server import (
+    ServerEnded,
+    own_server,
+    this_node,
+)
+from coordinate_eval.coordinator.workers.signs_of_life import Supervision
+from coordinate_eval.errors import CoordinateError, JudgeRefuses, JudgeSilent, UserError
 from coordinate_eval.evaluators.judged.access import Access
 from coordinate_eval.evaluators.judged.endpoint import Endpoint, is_question
 from coordinate_eval.records import Answer, Question, Span
@@ -58,9 +59,6 @@ IDLE_SECONDS = 600.0
 
 POLL_SECONDS = 0.5
 """Time between two looks at what can be claimed."""
-
-LOOK_SECONDS = 60.0
-"""Time between two looks whether the run of a judge that is a checkpoint has a supervisor."""
 
 PROGRESS_SECONDS = 5.0
 """Time between two notes of how far the judge is."""
@@ -94,12 +92,14 @@ async def _work(run_dir: RunDir, run: Run) -> int:
     job = _JudgeJob(run_dir, run)
     try:
         if run.settings.judge.checkpoint:
-            await job.work_with_checkpoint()
+            await job.work_with_own_server()
         else:
             async with _endpoint(run) as judge:
                 await job.work(judge)
-    except (JudgeSilent, JudgeRunEnded, ClusterError) as error:
+    except JudgeSilent as error:
         return job.leave("silent", str(error))
+    except ServerEnded as error:
+        return job.leave("asking", str(error))
     except Spent as error:
         return job.leave("spent", str(error))
     except (JudgeRefuses, UserError) as error:
@@ -149,16 +149,18 @@ class _JudgeJob:
         self._running: dict[asyncio.Task[Answer], Question] = {}
         self._done: asyncio.Queue[asyncio.Task[Answer]] = asyncio.Queue()
         self._keepers = ThreadPoolExecutor(KEEPERS)
-        self._leaving = False
+        self._leaving = self._given_back = False
         self._flying_tokens = 0
         """Most tokens of all questions in flight."""
         self._aside: list[str] = []
         """Errors of questions to which nothing usable came, while others had answers."""
         before = _files.read_record_if_there(run_dir.judge, JudgeProgress)
         self._cpu_before = before.cpu_seconds if before else 0.0
+        self._gpu_before = before.gpu_seconds if before else 0.0
+        self._nodes = before.nodes if before else []
+        self._gpus = run.judge_place.gpus if self._settings.checkpoint else 0
+        self._began = time.monotonic()
         self._noted = 0.0
-        self._answers_in = ""
-        """Folder of the judge's run, if one answers."""
 
     async def work(self, judge: Endpoint) -> None:
         """Answer until nothing is left or nothing can be found any more.
@@ -204,57 +206,32 @@ class _JudgeJob:
             await asyncio.gather(opening, *self._running, return_exceptions=True)
             self._give_back()
 
-    async def work_with_checkpoint(self) -> None:
-        """Have a checkpoint answer all questions in one run, when all of them are written.
+    async def work_with_own_server(self) -> None:
+        """Answer all questions by a checkpoint, whose server this job starts if any is left.
 
         Raises:
-            JudgeRunEnded: that run has ended without all answers.
             UserError: the checkpoint cannot be used.
             Spent: the budget is too small for them.
+            ServerEnded: the server has ended, or does not answer.
+            JudgeRefuses, JudgeSilent: there is no sense in going on.
         """
-        supervision = Supervision(self._dir, self._run.settings.supervisor.patience_seconds)
         try:
-            while self._lacks_questions():
-                if supervision.is_lost():
-                    return
-                check_there(self._dir)
-                self._note("asking", "")
-                await asyncio.sleep(POLL_SECONDS)
             while await self._open_one():
                 pass
             if not self._waiting:
                 return
             self._check_budget()
-            judge = JudgeRun(self._dir, self._run, list(self._queue))
-            sys.stdout.write(f"the judge answers in {judge.root}\n")
-            self._answers_in, self._noted = judge.root.parent.name, 0.0
-            looked, not_yet = -math.inf, ""
-            while self._waiting:
-                check_there(self._dir)
-                if time.monotonic() - looked > LOOK_SECONDS:
-                    not_yet = await asyncio.to_thread(judge.try_to_start)
-                    looked = time.monotonic()
-                for answer in await asyncio.to_thread(lambda: list(judge.new_answers())):
-                    if answer.id in self._waiting:
-                        self._store(answer)
-                self._note("asking", not_yet)
-                if not_yet and supervision.is_lost():
-                    return
-                if self._waiting:
-                    judge.check_goes_on()
-                    await asyncio.sleep(POLL_SECONDS)
+            self._nodes = [*self._nodes, this_node()]
+            self._note("asking", "the judge's server is starting")
+            async with own_server(self._dir, self._run) as server:
+                await server.answers()
+                self._noted = 0.0
+                await server.while_it_runs(self.work(server.endpoint))
         finally:
             self._give_back()
-
-    def _lacks_questions(self) -> bool:
-        """Return whether questions of some judged dataset are still to be written."""
-        written = set(portions_with_questions(self._dir, self._run))
-        lost = given_up(self._dir)
-        return any(
-            portion not in written
-            for portion in unfinished(self._dir, self._run, Pullers.JUDGE)
-            if portion.dataset not in lost
-        )
+            self._nodes = [name for name in self._nodes if name != this_node()]
+            self._noted = 0.0
+            self._note("asking", "")
 
     def _check_budget(self) -> None:
         """Check that the budget allows all questions that are queued.
@@ -267,7 +244,10 @@ class _JudgeJob:
             raise Spent(f"{why_not}; {plural(len(self._queue), 'question')} are to be asked")
 
     def _give_back(self) -> None:
-        """End all open attempts. The next ones use their lines."""
+        """End all open attempts, once. The next ones use their lines."""
+        if self._given_back:
+            return
+        self._given_back = True
         self._keepers.shutdown()
         for portion in {id(p): p for ps in self._waiting.values() for p in ps}.values():
             portion.writer.give_back("released")
@@ -411,7 +391,8 @@ class _JudgeJob:
             tokens=self._budget.tokens,
             odd=count_odd(self._answers.values()),
             cpu_seconds=round(self._cpu_before + time.process_time(), 3),
-            run=self._answers_in,
+            nodes=self._nodes,
+            gpu_seconds=round(self._gpu_before + self._gpus * (time.monotonic() - self._began), 3),
             updated=time.time(),
         )
         _files.write_record(self._dir.judge, progress)

@@ -1,0 +1,140 @@
+"""The answers of a judge: what they cost, what is odd about them, and those kept for later runs.
+
+A file each, by content, for all runs of a user: no question is paid for twice.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from coordinate_eval import _files
+from coordinate_eval._format import plural
+from coordinate_eval.coordinator.inputs.settings import JudgeSettings
+from coordinate_eval.errors import CoordinateError
+from coordinate_eval.evaluators.judged.thinking import spoken
+from coordinate_eval.records import Answer, Question, Record
+
+_BYTES_PER_TOKEN = 3
+"""Assumed of a question before the judge has counted its tokens: few bytes, so many tokens, so that
+the budget holds."""
+
+
+class Spent(Exception):
+    """The budget is spent. The text says which setting raises it."""
+
+
+class Budget:
+    """The requests and tokens of a run's judge: spent, and still left."""
+
+    def __init__(self, settings: JudgeSettings, answers: Iterable[Answer]) -> None:
+        self._settings = settings
+        self.requests = self.tokens = 0
+        for answer in answers:
+            self.count(answer)
+
+    def count(self, answer: Answer) -> None:
+        """Count an answer, unless the judge gave it to an earlier run."""
+        if not answer.kept:
+            self.requests += 1
+            self.tokens += answer.tokens
+
+    def why_not(self, questions: int, tokens: int) -> str:
+        """Return why no more questions with so many tokens can be in flight; empty if they can."""
+        most = self._settings.max_requests
+        if most is not None and self.requests + questions > most:
+            return (
+                f"the budget is spent: the judge was asked {plural(self.requests, 'question')}, "
+                f"and [judge] max_requests is {most:,}"
+            )
+        most = self._settings.max_tokens
+        if most is not None and self.tokens + tokens > most:
+            return (
+                f"the budget is spent: the judge read and wrote {plural(self.tokens, 'token')}, "
+                f"more questions may take {tokens:,}, and [judge] max_tokens is {most:,}"
+            )
+        return ""
+
+
+def most_tokens(question: Question) -> int:
+    """Return how many tokens question and answer may have together, as far as can be told."""
+    limit = int(json.loads(question.content)["max_tokens"])
+    return len(question.content.encode()) // _BYTES_PER_TOKEN + limit
+
+
+def count_odd(answers: Iterable[Answer]) -> dict[str, int]:
+    """Return how many answers are odd, by kind. The names are those of the results."""
+    return dict(sorted(Counter(kind for answer in answers for kind in _kinds(answer)).items()))
+
+
+def _kinds(answer: Answer) -> Iterator[str]:
+    if not answer.passed:
+        yield "refused"
+        return
+    said = spoken(answer.result)
+    if said is None:
+        yield "thinking_unended"
+    elif not said.strip():
+        yield "empty"
+    if answer.cut:
+        yield "cut"
+    yield from (f"without_{name}" for name in answer.without)
+
+
+class _Kept(Record):
+    """One file: an answer, and whose it is."""
+
+    schema_: Literal["coordinate-eval/judged@1"] = Field(
+        default="coordinate-eval/judged@1", alias="schema"
+    )
+    model_config = ConfigDict(populate_by_name=True)
+
+    judge: str
+    answer: Answer
+
+
+class KeptAnswers:
+    """The answers of one judge, a file each. Without a folder that can be used, it keeps none."""
+
+    def __init__(self, cache: Path, judge: str) -> None:
+        self._judge = judge
+        digest = hashlib.sha256(judge.encode()).hexdigest()[:10]
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", judge).strip("-.")[-40:]
+        mine = cache / f"judged-{os.geteuid()}"
+        self._folder: Path | None = mine / f"{name or 'judge'}-{digest}"
+        try:
+            for folder in (mine, self._folder):
+                _files.own_folder(folder)
+        except (OSError, CoordinateError) as error:
+            sys.stderr.write(f"the judge's answers are not kept for later runs: {error}\n")
+            self._folder = None
+
+    def find(self, question: Question) -> Answer | None:
+        """Return the answer to a question, None if there is none that can be used."""
+        if self._folder is not None:
+            with contextlib.suppress(OSError, CoordinateError):
+                found = _files.read_record_if_there(self._path(self._folder, question.id), _Kept)
+                if found and (found.judge, found.answer.id) == (self._judge, question.id):
+                    return found.answer.model_copy(
+                        update={"kept": True, "tokens": 0, "seconds": 0.0}
+                    )
+        return None
+
+    def store(self, answer: Answer) -> None:
+        """Keep an answer. One that is there stays; an error costs later runs a question."""
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                kept = _Kept(judge=self._judge, answer=answer)
+                _files.create(self._path(self._folder, answer.id), kept.model_dump_json())
+
+    @staticmethod
+    def _path(folder: Path, identity: str) -> Path:
+        return folder / identity[:2] / f"{identity}.json"
