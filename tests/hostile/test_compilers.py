@@ -70,6 +70,15 @@ ATTACKS = [
     ),
     Attack(
         "cpp",
+        "reads-who-starts-it",
+        "#include <fcntl.h>\n#include <unistd.h>\n#include <sys/ptrace.h>\n#include <string>\n"
+        'int main() { auto folder = "/proc/" + std::to_string(getppid()); '
+        "return ptrace(PTRACE_ATTACH, getppid(), 0, 0) != 0 "
+        '&& open((folder + "/mem").c_str(), O_RDWR) < 0 '
+        '&& open((folder + "/fd").c_str(), O_RDONLY) < 0; }',
+    ),
+    Attack(
+        "cpp",
         "outlives",
         "#include <unistd.h>\n#include <cstdlib>\nint main() { if (fork() == 0) { setsid(); "
         "for (int i = 0; i < 256; i++) close(i); sleep(1000); } return 1; }",
@@ -92,6 +101,17 @@ ATTACKS = [
             _test('if _, e := net.Dial("tcp", "127.0.0.1:PORT"); e != nil { t.Fatal(e) }'), '"net"'
         ),
     ),
+    Attack(
+        "go",
+        "writes-what-others-import",
+        _go(
+            _test(
+                'if e := os.WriteFile(os.Getenv("GOCACHE")+"/x", nil, 0o666); e != nil '
+                "{ t.Fatal(e) }"
+            ),
+            '"os"',
+        ),
+    ),
     Attack("java", "reads-a-secret", _java('Files.readString(Path.of("SECRET"));')),
     Attack("java", "connects", _java('new java.net.Socket("127.0.0.1", PORT);')),
     Attack(
@@ -110,6 +130,11 @@ ATTACKS = [
         ),
     ),
     Attack("js", "reads-a-secret", "require('fs').readFileSync('SECRET')"),
+    Attack(
+        "js",
+        "writes-what-others-import",
+        "require('fs').writeFileSync(process.env.NODE_PATH + '/x', 'x')",
+    ),
     Attack("js", "connects", "require('net').connect(PORT, '127.0.0.1', () => process.exit(0))"),
     Attack(
         "js",
@@ -119,6 +144,19 @@ ATTACKS = [
     ),
     Attack("js", "takes-all-memory", "const all = []; for (;;) all.push(Buffer.alloc(1 << 26, 1))"),
     Attack("rust", "includes-a-secret", _rust('include_str!("SECRET").len() > 0')),
+    Attack(
+        "rust",
+        "assembles-a-secret",
+        'std::arch::global_asm!(".incbin \\"SECRET\\"");\n' + _rust("true"),
+    ),
+    Attack("rust", "includes-without-end", _rust('include_bytes!("/dev/zero").len() > 0')),
+    Attack(
+        "rust",
+        "writes-what-others-import",
+        _rust(
+            'std::fs::write(concat!(env!("CARGO_HOME"), "/../target/debug/deps/x"), "x").is_ok()'
+        ),
+    ),
     Attack("rust", "is-a-secret", '#[path = "SECRET"] mod secret;\n' + _rust("true")),
     Attack("rust", "reads-variables-of-the-compiler", _rust('option_env!("TOKEN").is_some()')),
     Attack(
