@@ -210,7 +210,8 @@ class ConfinedEvaluator:
             self._mother.child(texts, answered) as conversation,
         ):
             loaded = _Loaded(conversation, dataset, hides, folder)
-            reply = loaded.ask(Work.LOAD, index=index)
+            # Where its requests lie in their file concerns nobody who scores.
+            reply = loaded.ask(Work.LOAD, index=index.model_copy(update={"offsets": []}))
             loaded.names.update(reply.names)
             self._mother.modules = reply.modules
             yield loaded
