@@ -124,10 +124,9 @@ def ids_that_are_unknown_are_ignored(trial: Trial) -> None:
     over = trial.submit("over", "exit 0")
     trial.ended("over")
     job_id = trial.submit("long", WAITS)
-    trial.cluster.cancel([over, f"{job_id}_7"])
-    assert trial.alive("long") == [0]
-    trial.cluster.cancel([])
-    assert trial.alive("long") == [0]
+    for ids in ([], [over, f"{job_id}_7", "999999", "nonsense", "--signal=USR1"]):
+        trial.cluster.cancel(ids)
+        assert trial.alive("long") == [0]
 
 
 def a_job_has_a_log_for_each_task_and_works_in_its_folder(trial: Trial) -> None:

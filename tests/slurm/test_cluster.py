@@ -18,7 +18,7 @@ from coordinate_eval.slurm.scripts import submission
 from coordinate_eval.slurm.settings import SlurmSettings
 from tests.dev_cluster import DevCluster
 from tests.runs import until
-from tests.slurm.jobs import SLEEP, await_end, await_running, not_ended
+from tests.slurm.jobs import SLEEP, await_end, await_running
 
 HOSTILE = "a 'b' \"c\" 100%j %%A $(touch pwned) `id` #\n#SBATCH --hold\n\r\n ; é"
 
@@ -175,20 +175,6 @@ def test_poll_tells_pending_running_and_ended(
     }
     assert tasks[runs, 0].node == "node3"
     assert tasks[waits, 0].node == ""
-
-
-def test_cancel_ends_tasks_and_knows_no_wrong_id(
-    cluster: SlurmCluster, job: Callable[..., Job]
-) -> None:
-    name = job("").name
-    job_id = cluster.submit(job(SLEEP, count=3))
-    await_running(cluster, name)
-    cluster.cancel([])
-    cluster.cancel(["999999", "nonsense", "--signal=USR1", f"{job_id}_1"])
-    until(lambda: {task.index for task in not_ended(cluster, name)} == {0, 2}, "the end of task 1")
-    cluster.cancel([job_id])
-    await_end(cluster, name)
-    cluster.cancel([job_id, f"{job_id}_1"])
 
 
 def test_a_refused_job_says_slurms_words(
