@@ -177,7 +177,9 @@ def drawn(rng: random.Random, costs: Sequence[Cost]) -> list[Cost]:
 def planned(costs: Sequence[Cost], capacity: Capacity) -> Plan:
     """Plan these costs for the 7B checkpoint."""
     suite_ = plan.PlanSuite(name="benchmark", digest="")
-    return planner.make(CHECKPOINT, suite_, plan.PlanEngine(name="vllm", args={}), costs, capacity)
+    return planner.plan_on_capacity(
+        CHECKPOINT, suite_, plan.PlanEngine(name="vllm", args={}), costs, capacity
+    )
 
 
 def _log_uniform(rng: random.Random, least: int, most: int) -> int:

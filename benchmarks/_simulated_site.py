@@ -3,6 +3,7 @@
 import os
 import re
 import tempfile
+import time
 from pathlib import Path
 
 from tests.plans import CHECKPOINT
@@ -63,7 +64,7 @@ class Site:
         """Ask for the scores of a checkpoint, whose prompts are built. Return its run."""
         checkpoint = CHECKPOINT.model_copy(update={"path": f"/ckpt/{name}", "identity": name})
         cluster = SimulatedSlurm(settings.slurm, self.controller, user)
-        made = new_run(Inputs(checkpoint, what, settings), "slurm", exclusive=False)
+        made = new_run(Inputs(checkpoint, what, settings), "slurm", time.time(), exclusive=False)
         run_dir = create(Path(settings.runs_dir) / made.id, made)
         for dataset in what.datasets:
             _files.write_record(run_dir.requests_index(dataset.name), index_of(dataset))

@@ -33,7 +33,7 @@ from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
-from coordinate_eval.coordinator.planning.prepare import first_round, with_plan
+from coordinate_eval.coordinator.planning.plan_run import first_round, with_plan
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
@@ -111,7 +111,7 @@ def halfway(folder: Path, nodes: int) -> tuple[RunDir, Run, Round, list[TaskStat
         staged_bytes=CHECKPOINT.bytes, exclusive=False,
     )  # fmt: skip
     run = with_plan(unplanned, plan, {})
-    round_ = first_round(run, plan)
+    round_ = first_round(run, plan, time.time())
     _files.write_record(run_dir.round(0), round_)
     tasks = list(_submitted(run_dir, run, round_))
     half = len(run.shards) // 2

@@ -61,7 +61,7 @@ def with_scoring(costs: Sequence[Cost], seconds: Iterable[float]) -> list[Cost]:
 
 
 def plan_of(costs: list[Cost], capacity: Capacity) -> Plan:
-    return planner.make(CHECKPOINT, SUITE, ENGINE, costs, capacity)
+    return planner.plan_on_capacity(CHECKPOINT, SUITE, ENGINE, costs, capacity)
 
 
 def capacity_of(

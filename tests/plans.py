@@ -15,7 +15,7 @@ from coordinate_eval.coordinator.planning.plan import (
     PlanEngine,
     PlanSuite,
 )
-from coordinate_eval.coordinator.planning.prepare import Offer, Prepared
+from coordinate_eval.coordinator.planning.plan_run import Offer, PlannedRun
 from coordinate_eval.coordinator.planning.reviewed_plan import sealed
 from coordinate_eval.coordinator.run.records import Round, Run
 from coordinate_eval.priors.predict import Priors
@@ -80,15 +80,15 @@ def offer(
     priors: Priors | None = None,
 ) -> Offer:
     """A cluster with these nodes."""
-    return Offer("slurm", nodes, busy, metric_cpus, link_gigabits=25, priors=priors or Priors())
+    return Offer(0, "slurm", nodes, busy, metric_cpus, link_gigabits=25, priors=priors or Priors())
 
 
-def prepared(
+def planned(
     made: Plan,
     place: Capacity,
     settings: Settings | None = None,
     datasets: Sequence[Dataset] = (),
-) -> Prepared:
+) -> PlannedRun:
     """A run of a plan, of which nothing is built."""
     run = Run(
         id="id",
@@ -110,7 +110,7 @@ def prepared(
     )
     printed = sealed(made)
     round_ = Round(number=0, created=0, nodes=[], minutes=15)
-    return Prepared(printed, place, run, round_)
+    return PlannedRun(printed, place, run, round_)
 
 
 def reviewed(
@@ -118,7 +118,7 @@ def reviewed(
 ) -> Review:
     """A review of a plan of such nodes, all of them free, and of one that is not."""
     place = capacity(nodes, trials, name)
-    made = planner.make(
+    made = planner.plan_on_capacity(
         CHECKPOINT.model_copy(update={"path": f"/ckpt/{name}"}),
         PlanSuite(name=f"suite {name}", digest="d"),
         PlanEngine(name="vllm", args={}),
@@ -134,4 +134,4 @@ def reviewed(
         ShownJob(f"trial-{n.name}", f"sbatch {n.name}", f"echo {n.name}", f"sbatch {n.name} <<'E'")
         for n in place.nodes
     ]
-    return review(prepared(made, place), offer(live, busy), shown)
+    return review(planned(made, place), offer(live, busy), shown)

@@ -1,6 +1,7 @@
 """Someone who plans, reviews the plan and submits it, and a scheduler that takes it."""
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -24,8 +25,8 @@ from coordinate_eval.coordinator.planning.new_run import Inputs, read_inputs
 from coordinate_eval.coordinator.prompts.request_cache import link_found
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
-from coordinate_eval.coordinator.supervisor.placing.make_plan import make_plan
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
+from coordinate_eval.coordinator.supervisor.placing.write_plan import write_plan
 from coordinate_eval.errors import SubmitRefused, UserError
 from coordinate_eval.records import EngineSettings
 from tests.plans import changed
@@ -173,7 +174,7 @@ class Reviewer:
         made = read_run(run_dir)
         link_found(made, run_dir)
         others = OtherRuns(run_dir, made, self.cluster)
-        make_plan(run_dir, made, self.cluster, others)
+        write_plan(run_dir, made, self.cluster, time.time(), others)
         others.leave()
 
     def refused(self, *words: str, run_dir: Path | None = None, **more: Any) -> None:

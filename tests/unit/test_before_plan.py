@@ -1,6 +1,7 @@
 """A run before it has a plan: its requests are built by jobs, then its supervisor plans, once."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Job, TaskStatus
 from coordinate_eval.coordinator.cli.launch import foreground
 from coordinate_eval.coordinator.planning.plan import ChosenNodes
-from coordinate_eval.coordinator.planning.prepare import choose_nodes
+from coordinate_eval.coordinator.planning.plan_run import nodes_for
 from coordinate_eval.coordinator.prompts.request_cache import link_found
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.results import collect_results
@@ -27,7 +28,7 @@ from coordinate_eval.coordinator.supervisor.decisions.ends import before_plan
 from coordinate_eval.coordinator.supervisor.decisions.pullers import MAX_IDLE_ARRAYS
 from coordinate_eval.coordinator.supervisor.decisions.values import Finish, MakePlan
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
-from coordinate_eval.coordinator.supervisor.placing import make_plan as step
+from coordinate_eval.coordinator.supervisor.placing import write_plan as step
 from coordinate_eval.coordinator.workers import builder
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Dataset, DatasetRequests
@@ -50,16 +51,16 @@ def test_a_kill_before_the_plan_is_recorded_changes_no_plan(
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(step, "write_planned", killed)
-        step.make_plan(run_dir, run, reviewer.cluster)
+        step.write_plan(run_dir, run, reviewer.cluster, time.time())
     plan = run_dir.plan.read_text()
     assert not read_run(run_dir).planned
     reviewer.cluster.free = NODES[:1]
-    made = step.make_plan(run_dir, run, reviewer.cluster)
+    made = step.write_plan(run_dir, run, reviewer.cluster, time.time())
     assert run_dir.plan.read_text() == plan
     asked = [shard for trial in json.loads(plan)["trials"] for shard in trial["shards"]]
     assert len(made.shards) == len(asked)
     # A second supervisor that began before it follows the same plan.
-    assert step.make_plan(run_dir, run, reviewer.cluster) == made
+    assert step.write_plan(run_dir, run, reviewer.cluster, time.time()) == made
 
 
 def test_two_supervisors_at_the_same_time_make_one_plan(
@@ -72,12 +73,12 @@ def test_two_supervisors_at_the_same_time_make_one_plan(
     other.free = NODES[1:]
 
     def overtaken(*args: object) -> ChosenNodes:
-        monkeypatch.setattr(step, "choose_nodes", choose_nodes)
-        step.make_plan(run_dir, run, other)
-        return choose_nodes(*args)  # type: ignore[arg-type]
+        monkeypatch.setattr(step, "nodes_for", nodes_for)
+        step.write_plan(run_dir, run, other, time.time())
+        return nodes_for(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(step, "choose_nodes", overtaken)
-    made = step.make_plan(run_dir, run, reviewer.cluster)
+    monkeypatch.setattr(step, "nodes_for", overtaken)
+    made = step.write_plan(run_dir, run, reviewer.cluster, time.time())
     assert {node["name"] for node in json.loads(run_dir.plan.read_text())["nodes"]} == {"n2"}
     round_ = json.loads(run_dir.round(0).read_text())
     assert [node["name"] for node in round_["nodes"]] == ["n2"]
@@ -139,7 +140,7 @@ def test_a_plan_without_what_cannot_be_built(reviewer: Reviewer) -> None:
     link_found(run, run_dir)
     run_dir.requests_index("tiny_code").unlink()
     run_dir.requests_error("tiny_code").write_text("its task is gone\n")
-    made = step.make_plan(run_dir, run, reviewer.cluster)
+    made = step.write_plan(run_dir, run, reviewer.cluster, time.time())
     assert made.suite == run.suite
     assert {shard.dataset for shard in made.shards} == {"tiny_choice"}
     for _ in range(2):

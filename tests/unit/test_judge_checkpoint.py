@@ -24,7 +24,7 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.judge_plan import plan_judge
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.plan import JudgeWork
-from coordinate_eval.coordinator.planning.prepare import choose_nodes, prepare
+from coordinate_eval.coordinator.planning.plan_run import nodes_for, plan_run
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Dataset, EngineSettings, Message, Rubric
 
@@ -176,7 +176,7 @@ def test_one_on_free_gpus_of_another_type_waits_for_no_trial_to_end(tmp_path: Pa
     def begins(gpu_type: str) -> float:
         every, seconds = JudgeWork(questions=1, gpus=1000), dict.fromkeys(found.seconds, 1e5)
         asked = Judging(every, seconds, gpu_type)
-        plan = prepare(run, there, choose_nodes(run, there), {}, judging=asked).plan
+        plan = plan_run(run, there, nodes_for(run, there), {}, judging=asked).plan
         assert plan.judge is not None
         return plan.judge.begin_seconds
 

@@ -20,7 +20,7 @@ from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.inputs.suites.suite import runnable
 from coordinate_eval.coordinator.planning.judge_plan import questions_to_judge
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
-from coordinate_eval.coordinator.planning.prepare import Offer
+from coordinate_eval.coordinator.planning.plan_run import Offer
 from coordinate_eval.coordinator.report.history import read_time_ledger
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_job
@@ -359,7 +359,7 @@ def test_a_plan_tells_how_many_questions_the_judge_gets() -> None:
 def test_a_plan_tells_of_a_budget_of_tokens_that_may_not_last() -> None:
     costs = [Cost(name=n, items=7, gpu_seconds=1, metric_cpu_seconds=0) for n in "abc"]
     plan = Plan.model_construct(datasets=costs)
-    offer = Offer("slurm", [], [], metric_cpus=1, link_gigabits=25, priors=Priors())
+    offer = Offer(0, "slurm", [], [], metric_cpus=1, link_gigabits=25, priors=Priors())
     for most, told in ((None, False), (10**6, False), (10**4, True)):
         run = make_run(suite=ALL, judged=["b", "c"], settings=settings(max_tokens=most))
         review = Review.__new__(Review)

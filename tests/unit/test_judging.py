@@ -37,7 +37,9 @@ def make(
     judge: JudgeWork | None,
     latest: float = math.inf,
 ) -> Plan:
-    return planner.make(CHECKPOINT, SUITE, ENGINE, costs, capacity, judge=judge, latest=latest)
+    return planner.plan_on_capacity(
+        CHECKPOINT, SUITE, ENGINE, costs, capacity, judge=judge, latest=latest
+    )
 
 
 def timeline(costs: list[Cost], *queues: str) -> Timeline:

@@ -11,7 +11,7 @@ from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Node
 from coordinate_eval.coordinator.inputs.layers import Layer, resolve
 from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
-from coordinate_eval.coordinator.planning.prepare import choose_nodes, offer_of_cluster, prepare
+from coordinate_eval.coordinator.planning.plan_run import nodes_for, offer_of_cluster, plan_run
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
@@ -152,9 +152,9 @@ def test_the_next_plan_stages_as_this_run_did(staging_run: RunDir) -> None:
 
     def staged(**values: object) -> float:
         settings, _ = resolve([Layer(source="f", values=values)])
-        offer = offer_of_cluster("slurm", ([eight], []), settings)
-        asked = new_run(Inputs(run.checkpoint, suite, settings), "slurm", exclusive=False)
-        plan = prepare(asked, offer, choose_nodes(asked, offer), {}).plan
+        offer = offer_of_cluster("slurm", ([eight], []), settings, time.time())
+        asked = new_run(Inputs(run.checkpoint, suite, settings), "slurm", 0, exclusive=False)
+        plan = plan_run(asked, offer, nodes_for(asked, offer), {}).plan
         assert plan.estimate.lower_bound_seconds > plan.stages[0].seconds
         return plan.stages[0].seconds
 

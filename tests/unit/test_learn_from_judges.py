@@ -21,10 +21,10 @@ from coordinate_eval.coordinator.planning.judge_plan import (
     tokens_of_judge,
 )
 from coordinate_eval.coordinator.planning.judging import Judging
-from coordinate_eval.coordinator.planning.prepare import (
-    Prepared,
-    choose_nodes,
-    prepare,
+from coordinate_eval.coordinator.planning.plan_run import (
+    PlannedRun,
+    nodes_for,
+    plan_run,
 )
 from coordinate_eval.coordinator.run.claiming.work import all_portions
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -83,16 +83,19 @@ def judging(run: Run, priors: Priors) -> Judging:
     return found
 
 
-def planned(run: Run, priors: Priors) -> Prepared:
+def planned(run: Run, priors: Priors) -> PlannedRun:
     there = offer(NODES, metric_cpus=8, priors=priors)
-    return prepare(run, there, choose_nodes(run, there), {}, judging=judging(run, priors))
+    return plan_run(run, there, nodes_for(run, there), {}, judging=judging(run, priors))
 
 
 def test_the_second_run_of_a_slow_judge_is_predicted_to_end_later(tmp_path: Path) -> None:
     run, run_dir = judged_run(tmp_path), RunDir(tmp_path / "run")
     answered(run_dir, run, [answer(f"q{n}") for n in range(9)], [])
     assert store_observations(run_dir, run) == 1
-    first, second = planned(run, Priors()).plan, planned(run, read_priors(run.settings)).plan
+    first, second = (
+        planned(run, Priors()).plan,
+        planned(run, read_priors(run.settings, time.time())).plan,
+    )
     assert first.judge is not None
     assert second.judge is not None
     assert second.judge.end_seconds > first.judge.end_seconds

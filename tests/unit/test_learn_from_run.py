@@ -202,7 +202,7 @@ def test_the_next_plan_costs_what_this_run_took(
     work(run_dir, monkeypatch)
     run = record(run_dir)
     learn_from_run.store_observations(run_dir, run)
-    priors = costs.read_priors(run.settings)
+    priors = costs.read_priors(run.settings, time.time())
     seen = seen_of(run_dir)["choice"]
     dataset = Dataset(name="renamed", task="choice")
     cost = costs.dataset_cost(dataset, seen.work(), seen.conditions, priors)
@@ -261,7 +261,7 @@ def test_a_learned_start_counts() -> None:
 
 def test_a_store_that_cannot_be_read_teaches_nothing(tmp_path: Path) -> None:
     (tmp_path / "priors").write_text("no folder")
-    priors = costs.read_priors(Settings(priors_dir=str(tmp_path / "priors")))
+    priors = costs.read_priors(Settings(priors_dir=str(tmp_path / "priors")), time.time())
     assert priors.fits == {}
 
 

@@ -140,14 +140,14 @@ def project(tmp_path: Path) -> Path:
 
 def test_a_run_in_a_projects_folder_is_ones_own(project: Path) -> None:
     place = plans.capacity(nodes=1, trials=1)
-    plan = planner.make(
+    plan = planner.plan_on_capacity(
         plans.CHECKPOINT,
         PlanSuite(name="s", digest="d"),
         PlanEngine(name="vllm", args={}),
         plans.costs(1),
         place,
     )
-    run = plans.prepared(plan, place).run
+    run = plans.planned(plan, place).run
     made = create(project / "runs" / "run", run)
     _files.write(made.jobs_folder / "job.json", "{}")
     assert own(made.root).root == made.root

@@ -1,6 +1,7 @@
 """Runs whose trials stand in the scheduler's queue, and start where GPUs become free."""
 
 import json
+import time
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn
@@ -15,7 +16,7 @@ from coordinate_eval.clusters.protocol import Busy, Hold, Node, State, Waits
 from coordinate_eval.coordinator.cli.launch.run import show_plan, start_run
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
-from coordinate_eval.coordinator.planning.prepare import offer_of_cluster, queued_nodes
+from coordinate_eval.coordinator.planning.plan_run import offer_of_cluster, queued_nodes
 from coordinate_eval.coordinator.prompts.request_cache import link_found
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, read_run
@@ -23,12 +24,12 @@ from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions.values import Cancel, Release, Submit
 from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
-from coordinate_eval.coordinator.supervisor.placing.make_plan import (
-    NothingFree,
-    make_plan,
-    may_queue,
-)
 from coordinate_eval.coordinator.supervisor.placing.next_round import next_round
+from coordinate_eval.coordinator.supervisor.placing.write_plan import (
+    NothingFree,
+    may_queue,
+    write_plan,
+)
 from coordinate_eval.errors import PlaceGone, UserError
 
 FULL = [Busy(name=f"n{n}", why="in use", gpus=4, gpu_type="h200") for n in (1, 2)] + [
@@ -51,7 +52,7 @@ def test_a_queued_run_is_planned_for_the_gpus_of_which_there_are_most(reviewer: 
     run, cluster = read_run(run_dir), reviewer.cluster
     link_found(run, run_dir)
     cluster.free, cluster.busy = [], FULL
-    made = make_plan(run_dir, run, cluster)
+    made = write_plan(run_dir, run, cluster, time.time())
     (round_,) = read_rounds(run_dir)
     (node,) = round_.nodes
     assert (node.name, node.gpu_type, node.trials) == (ANY_NODE, "h200", 3)
@@ -83,7 +84,7 @@ def test_a_dry_run_on_a_full_cluster_shows_the_plan_for_when_gpus_are_free(
 def test_it_waits_for_gpus_that_come_back_by_themselves(reviewer: Reviewer) -> None:
     down = [each.model_copy(update={"away": each.gpu_type == "h200"}) for each in FULL]
     run = read_run(reviewer.start())
-    kinds = [queued_nodes(run, offer_of_cluster("slurm", ([], busy), run.settings)).nodes[0]
+    kinds = [queued_nodes(run, offer_of_cluster("slurm", ([], busy), run.settings, 0)).nodes[0]
              for busy in (FULL, down, down[:2])]  # fmt: skip
     assert [kind.gpu_type for kind in kinds] == ["h200", "v100", "h200"]
 
@@ -114,7 +115,7 @@ def test_a_run_that_begins_on_a_few_free_gpus_may_grow_to_what_it_would_queue_fo
     run, cluster = read_run(run_dir), reviewer.cluster
     link_found(run, run_dir)
     cluster.free, cluster.busy = [free_gpus(free)], FULL
-    made = make_plan(run_dir, run, cluster)
+    made = write_plan(run_dir, run, cluster, time.time())
     (round_,) = read_rounds(run_dir)
     trials = sum(node.trials for node in round_.nodes)
     assert trials == free
@@ -133,7 +134,7 @@ def test_who_names_nodes_or_does_not_wait_stands_in_no_queue(
     cluster.free, cluster.busy = [], FULL
     assert not may_queue(run, cluster)
     with pytest.raises(NothingFree):
-        make_plan(run_dir, run, cluster)
+        write_plan(run_dir, run, cluster, time.time())
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_a_partition_that_takes_no_jobs_is_waited_for_and_a_lost_reservation_is_
 
     cluster.nodes = nodes  # type: ignore[method-assign]
     with pytest.raises(expected, match=str(error)):
-        make_plan(run_dir, run, cluster)
+        write_plan(run_dir, run, cluster, time.time())
 
 
 def test_whole_nodes_and_a_cluster_of_this_process_have_no_queue_to_stand_in() -> None:

@@ -25,7 +25,7 @@ from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.planning import planner, reviewed_plan
 from coordinate_eval.coordinator.planning.places.degree import tensor_parallel
 from coordinate_eval.coordinator.planning.plan import PlanEngine, PlanSuite
-from coordinate_eval.coordinator.planning.prepare import offer_of_file
+from coordinate_eval.coordinator.planning.plan_run import offer_of_file
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.priors import gpus
 from coordinate_eval.priors.conditions import model_of
@@ -227,12 +227,12 @@ CLUSTER = {
 def test_cluster_files(folder: Path, random: Random) -> None:
     file = folder / "cluster.yaml"
     file.write_bytes(written(random, CLUSTER))
-    judged(lambda: offer_of_file("slurm", cluster_file.load(file)))
+    judged(lambda: offer_of_file("slurm", cluster_file.load(file), 0))
 
 
 @pytest.fixture(scope="module")
 def plan() -> Any:
-    made = planner.make(
+    made = planner.plan_on_capacity(
         CHECKPOINT,
         PlanSuite(name="s", digest="d"),
         PlanEngine(name="vllm", args={"max_num_seqs": 4}),

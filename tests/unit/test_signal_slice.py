@@ -32,7 +32,7 @@ COSTS = st.lists(
 
 
 def planned(instance: Instance, *, first_signal: bool) -> Plan:
-    return planner.make(CHECKPOINT, SUITE, ENGINE, *instance, first_signal=first_signal)
+    return planner.plan_on_capacity(CHECKPOINT, SUITE, ENGINE, *instance, first_signal=first_signal)
 
 
 def check(instance: Instance) -> Plan:

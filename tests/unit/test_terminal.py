@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from tests import observed
-from tests.plans import CHECKPOINT, capacity, costs, offer, prepared, reviewed
+from tests.plans import CHECKPOINT, capacity, costs, offer, planned, reviewed
 from tests.random_examples import examples
 
 from coordinate_eval.clusters.protocol import Busy, JobLimits, Node, Window
@@ -54,7 +54,7 @@ def simulated(plan: Plan, metric_cpus: int) -> Timeline:
 
 
 def drawn(nodes: int, trials: int, datasets: int = 30) -> Timeline:
-    made = planner.make(
+    made = planner.plan_on_capacity(
         CHECKPOINT,
         PlanSuite(name="s", digest="d"),
         PlanEngine(name="vllm", args={}),
@@ -180,7 +180,7 @@ def found(
     cpus = int(str(more.pop("metric_cpus", 64)))
     assert isinstance(settings_, Settings)
     assert isinstance(guessed, tuple)
-    ready = prepared(
+    ready = planned(
         plan_of(made, cpus), capacity(1, 8), settings_, [Dataset(name=name) for name in guessed]
     )
     run = ready.run.model_copy(update={"limits": limits})
@@ -193,7 +193,9 @@ def plan_of(made: list[Cost], cpus: int, *, first_signal: bool = False) -> Plan:
     """On one node of eight trials."""
     place = capacity(1, 8).model_copy(update={"metric_cpus": cpus})
     suite, engine = PlanSuite(name="s", digest="d"), PlanEngine(name="vllm", args={})
-    return planner.make(CHECKPOINT, suite, engine, made, place, first_signal=first_signal)
+    return planner.plan_on_capacity(
+        CHECKPOINT, suite, engine, made, place, first_signal=first_signal
+    )
 
 
 EVEN = [Cost(name=f"d{i}", items=1000, gpu_seconds=100) for i in range(8)]
@@ -224,20 +226,20 @@ def test_a_first_signal_that_is_missing() -> None:
     assert "no first signal" in text
     assert "first signal" not in found(EVEN, NODES)
     few = Cost(name="few", items=3, gpu_seconds=100, splittable=False)
-    ready = prepared(plan_of([few, *EVEN], 64, first_signal=True), capacity(1, 8), wanted)
+    ready = planned(plan_of([few, *EVEN], 64, first_signal=True), capacity(1, 8), wanted)
     lines = risks(review(ready, offer(NODES), []))
     assert any(line.startswith("first signal: none of few,") for line in lines)
 
 
 def test_when_the_first_signal_is_there() -> None:
-    ready = prepared(plan_of(EVEN, 64, first_signal=True), capacity(1, 8))
+    ready = planned(plan_of(EVEN, 64, first_signal=True), capacity(1, 8))
     made = review(ready, offer(NODES), [])
     assert dict(summary(made))["first signal"] == "of 8 of 8 datasets by 34.5 s"
 
 
 def test_prompts_that_are_not_built_yet() -> None:
     plan = plan_of(EVEN, 64).model_copy(update={"build_seconds": 240.0})
-    ready = prepared(plan, capacity(1, 8))
+    ready = planned(plan, capacity(1, 8))
     assert "prompts" not in dict(summary(review(ready, offer(NODES), [])))
     made = review(replace(ready, unbuilt=["d0", "d1"]), offer(NODES), [])
     assert dict(summary(made))["prompts"] == (
@@ -287,7 +289,7 @@ def test_scoring_that_ends_last_is_named_and_drawn() -> None:
     long = Cost(name="long", items=100, gpu_seconds=10, score_seconds=400)
     assert "scoring: that of long ends" in found([long, *EVEN], NODES)
     assert "it takes 6 min 40 s on one core" in found([long, *EVEN], NODES)
-    made = review(prepared(plan_of([long, *EVEN], 64), capacity(1, 8)), offer(NODES), [])
+    made = review(planned(plan_of([long, *EVEN], 64), capacity(1, 8)), offer(NODES), [])
     assert "with the last response after" in dict(summary(made))["makespan"]
     # The cores are drawn where only scoring uses them.
     lines = shown(made.timeline, 100)
@@ -332,7 +334,7 @@ def test_a_dataset_whose_measured_figure_is_used_is_not_guessed() -> None:
     measured = observed.seen("short-text", observed.on()).model_copy(
         update={"subject": subject(Dataset(name="d1"))}
     )
-    ready = prepared(
+    ready = planned(
         plan_of(once, 64), capacity(1, 8), None, [Dataset(name="d1"), Dataset(name="d2")]
     )
     lines = risks(review(ready, offer(NODES, priors=Priors([measured], observed.NOW)), []))
@@ -342,6 +344,6 @@ def test_a_dataset_whose_measured_figure_is_used_is_not_guessed() -> None:
 
 
 def test_few_shot_examples_that_are_evaluated_items_are_a_risk() -> None:
-    ready = replace(prepared(plan_of(EVEN, 64), capacity(1, 8)), own_answers=["d1: 3 of 4 items"])
+    ready = replace(planned(plan_of(EVEN, 64), capacity(1, 8)), own_answers=["d1: 3 of 4 items"])
     lines = risks(review(ready, offer(NODES), []))
     assert lines == ["few-shot examples: d1: 3 of 4 items"]

@@ -82,7 +82,7 @@ def test_a_piece_is_cut_into_parts_that_a_job_has_time_for() -> None:
 def test_a_plan_on_one_gpu_has_no_shard_that_is_too_long_for_its_job() -> None:
     suite, engine = PlanSuite(name="s", digest="d"), PlanEngine(name="vllm", args={})
     place = capacity(1, 1).model_copy(update={"longest_shard_seconds": 600.0})
-    made = planner.make(CHECKPOINT, suite, engine, [cost()], place)
+    made = planner.plan_on_capacity(CHECKPOINT, suite, engine, [cost()], place)
     (queue,) = [trial.shards for trial in made.trials]
     assert max(shard.gpu_seconds for shard in queue) <= 600 + 72 + 1
     assert [shard.start for shard in queue[1:]] == [shard.stop for shard in queue[:-1]]

@@ -12,7 +12,7 @@ from coordinate_eval._format import plural, visible_json
 from coordinate_eval.clusters.protocol import Cluster, Job, ShownJob
 from coordinate_eval.coordinator.display import plan_page, plan_terminal
 from coordinate_eval.coordinator.display.summary import Review, review
-from coordinate_eval.coordinator.planning.prepare import Offer, Prepared
+from coordinate_eval.coordinator.planning.plan_run import Offer, PlannedRun
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming import pullers
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
@@ -22,7 +22,7 @@ from coordinate_eval.errors import UserError
 
 
 def show(
-    prepared: Prepared,
+    planned: PlannedRun,
     offer: Offer,
     cluster: Cluster,
     run_dir: RunDir,
@@ -41,14 +41,14 @@ def show(
     Raises:
         UserError: The page or the scripts cannot be written.
     """
-    shown = [cluster.shown(job) for job in planned_jobs(prepared, cluster, run_dir)]
-    found = review(prepared, offer, shown)
+    shown = [cluster.shown(job) for job in planned_jobs(planned, cluster, run_dir)]
+    found = review(planned, offer, shown)
     if scripts is not None:
         write_scripts(scripts, shown)
     if html is not None:
         write_page(html, found)
     if as_json:
-        text = prepared.plan.model_dump_json(by_alias=True, indent=1)
+        text = planned.plan.model_dump_json(by_alias=True, indent=1)
         sys.stdout.write(visible_json(text) + "\n")
         return
     console.print(plan_terminal.render(found))
@@ -64,9 +64,9 @@ def show(
         console.print(each.text, markup=False, highlight=False, soft_wrap=True)
 
 
-def planned_jobs(prepared: Prepared, cluster: Cluster, run_dir: RunDir) -> Iterator[Job]:
+def planned_jobs(planned: PlannedRun, cluster: Cluster, run_dir: RunDir) -> Iterator[Job]:
     """Yield every job that the plan leads to, in the order of submission."""
-    run, round_ = prepared.run, prepared.round
+    run, round_ = planned.run, planned.round
     if not cluster.local:
         yield jobs.supervisor_job(run, run_dir, 1)
     for node in round_.nodes:

@@ -14,7 +14,7 @@ from coordinate_eval.coordinator.display.one_job_each import (
 )
 from coordinate_eval.coordinator.planning.judge_plan import questions_to_judge, tokens_of_judge
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
-from coordinate_eval.coordinator.planning.prepare import Offer, Prepared
+from coordinate_eval.coordinator.planning.plan_run import Offer, PlannedRun
 from coordinate_eval.coordinator.planning.simulate import Timeline, TrialBar, simulate
 from coordinate_eval.coordinator.run.records import ANY_NODE, Run
 
@@ -49,13 +49,13 @@ class Table(NamedTuple):
     rows: list[tuple[str, ...]]
 
 
-def review(prepared: Prepared, offer: Offer, shown: Sequence[ShownJob]) -> Review:
+def review(planned: PlannedRun, offer: Offer, shown: Sequence[ShownJob]) -> Review:
     """Compute what a dry run shows of a plan."""
-    plan = prepared.plan
+    plan = planned.plan
     used = {node.name for node in plan.nodes}
     staged = plan.stages[0].seconds
     on = JobConditions(
-        slots=[node.trials for node in prepared.capacity.nodes if node.name in used],
+        slots=[node.trials for node in planned.capacity.nodes if node.name in used],
         load_seconds=staged,
         # A copy may be slower than the link; jobs that load beside each other then fill it.
         link_seconds=min(staged, plan.checkpoint.bytes * 8 / (offer.link_gigabits * 1e9)),
@@ -64,7 +64,7 @@ def review(prepared: Prepared, offer: Offer, shown: Sequence[ShownJob]) -> Revie
     )
     return Review(
         plan=plan,
-        run=prepared.run,
+        run=planned.run,
         offer=offer,
         timeline=simulate(
             plan.datasets, plan.trials, plan.metric_jobs, plan.score_jobs, offer.metric_cpus
@@ -72,8 +72,8 @@ def review(prepared: Prepared, offer: Offer, shown: Sequence[ShownJob]) -> Revie
         one_job_each=one_job_each(plan.datasets, on),
         longest_first=one_job_each(longest_first(plan.datasets, on.cores), on),
         jobs=shown,
-        unbuilt=prepared.unbuilt,
-        own_answers=prepared.own_answers,
+        unbuilt=planned.unbuilt,
+        own_answers=planned.own_answers,
     )
 
 

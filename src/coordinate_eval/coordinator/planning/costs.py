@@ -1,7 +1,6 @@
 """The seconds that datasets take on a run's GPUs: the suite's own figures, else the priors'."""
 
 import contextlib
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -122,11 +121,11 @@ def without_prior(suite: Suite) -> list[Dataset]:
     return [d for d in suite.datasets if d.prior is None and catalogue.find(d) is None]
 
 
-def read_priors(settings: Settings) -> Priors:
+def read_priors(settings: Settings, now: float) -> Priors:
     """Return what finished runs measured; the shipped priors where the store cannot be read."""
     with contextlib.suppress(OSError):
         seen = Store(Path(settings.priors_dir).expanduser()).read()
-        return Priors(seen, time.time())
+        return Priors(seen, now)
     return Priors()
 
 

@@ -18,10 +18,9 @@ from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
 from coordinate_eval.coordinator.planning.places.nodes import QUEUED_NODE, NoFreeGpu
 from coordinate_eval.coordinator.planning.plan import ChosenNodes, JudgeWork, Plan
-from coordinate_eval.coordinator.planning.prepare import (
+from coordinate_eval.coordinator.planning.plan_run import (
     Offer,
-    choose_nodes,
-    prepare,
+    plan_run,
     queued_nodes,
 )
 from coordinate_eval.coordinator.run import jobs
@@ -130,7 +129,7 @@ def judge_nodes(alone: Run, offer: Offer) -> ChosenNodes:
         UserError: The checkpoint fits on no GPU of the cluster, or on more than the user's limit.
     """
     try:
-        nodes, gpus = choose_nodes(alone, offer)
+        nodes, gpus = nodes_for(alone, offer)
     except NoFreeGpu:
         nodes, gpus = queued_nodes(alone, offer)
     most = alone.settings.limits.gpus
@@ -171,7 +170,7 @@ def _makespan(run: Run, alone: Run, offer: Offer, chosen: ChosenNodes, tokens: f
         asks=False,
         offsets=[],
     )
-    return prepare(alone, offer, chosen, {_QUESTIONS: index}).plan.estimate.makespan_seconds
+    return plan_run(alone, offer, chosen, {_QUESTIONS: index}).plan.estimate.makespan_seconds
 
 
 def judge_run(run: Run, questions: int) -> Run:
@@ -184,4 +183,4 @@ def judge_run(run: Run, questions: int) -> Run:
     dataset = Dataset(name=_QUESTIONS, task=_QUESTIONS, items=questions, chat_template=True)
     suite = Suite(name="judge", digest="", datasets=[dataset])
     inputs = Inputs(checkpoint, suite, settings_of_judge(run.settings))
-    return new_run(inputs, run.cluster, exclusive=run.exclusive, limits=run.limits)
+    return new_run(inputs, run.cluster, run.created, exclusive=run.exclusive, limits=run.limits)

@@ -25,16 +25,13 @@ seconds:
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 
 from coordinate_eval.coordinator.planning.plan import Cost
 
 PRECISION = 1e-6
 """Relative precision of the bound."""
-
-WIDEST = 1.0
-"""Largest spread that `if_wrong` applies: between a third and three times the prediction."""
 
 _EPS = 1e-9
 
@@ -54,29 +51,6 @@ def lower_bound(costs: Sequence[Cost], ready: float, trials: int, metric_cpus: i
         else:
             low = middle
     return low
-
-
-def if_wrong(costs: Sequence[Cost]) -> Iterator[list[Cost]]:
-    """Yield the costs in two opposite cases in which all predictions are off by their spread.
-
-    Ordered by length, every second dataset takes longer and the others take less time; then the
-    other way round. Either way, other datasets may decide the makespan.
-    """
-    ordered = sorted(costs, key=lambda c: -max(c.gpu_seconds, c.floor_seconds))
-    for first in (0, 1):
-        yield [
-            _times(cost, math.exp(min(cost.spread, WIDEST) * (1 if n % 2 == first else -1)))
-            for n, cost in enumerate(ordered)
-        ]
-
-
-def _times(cost: Cost, factor: float) -> Cost:
-    """Scale a dataset's GPU seconds and longest item, as if the model wrote more or less."""
-    seconds = {
-        "gpu_seconds": cost.gpu_seconds * factor,
-        "floor_seconds": cost.floor_seconds * factor,
-    }
-    return cost.model_copy(update=seconds)
 
 
 def _simple(costs: Sequence[Cost], ready: float, trials: int, metric_cpus: int) -> float:

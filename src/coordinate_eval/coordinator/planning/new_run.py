@@ -1,11 +1,10 @@
 """The steps from what a user gives to a run without a plan.
 
 `read_inputs` → `Inputs`; `new_run` → `Run`. The checkpoint is inspected, and nothing is written.
-The steps that follow are in `prepare`.
+The steps that follow are in `plan_run`.
 """
 
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,13 +101,13 @@ def read_inputs(
 
 
 def new_run(
-    inputs: Inputs, cluster: str, *, exclusive: bool, limits: JobLimits | None = None
+    inputs: Inputs, cluster: str, now: float, *, exclusive: bool, limits: JobLimits | None = None
 ) -> Run:
     """Return the run of these inputs as it is known before it has a plan."""
     return Run(
         id=inputs.run_id,
         nonce=_files.token()[:6],
-        created=time.time(),
+        created=now,
         cluster=cluster,
         python=sys.executable,
         folder=inputs.folder,

@@ -1,8 +1,8 @@
-"""Planning: values in, `Plan` out. Nothing here reads a file, a clock or a cluster.
+"""The plan on a given number of GPUs: values in, `Plan` out.
 
 `dealing` deals the shards, `simulate` finds the makespan of the result, and `lower_bound` the
-makespan that no plan beats. This module tries a few ways to deal and keeps the plan whose last
-score comes first.
+makespan that no plan beats. This module deals in two ways and keeps the plan whose last score comes
+first.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinate_eval.coordinator.planning.dealing import packing, signal_slices
-from coordinate_eval.coordinator.planning.dealing.packing import LONG, LONG_SCORING, Way
+from coordinate_eval.coordinator.planning.dealing.packing import LONG_SCORING
 from coordinate_eval.coordinator.planning.dealing.pieces import Piece, cut, seconds
 from coordinate_eval.coordinator.planning.judging import judged
 from coordinate_eval.coordinator.planning.lower_bound import lower_bound
@@ -38,10 +38,10 @@ from coordinate_eval.priors.staging import Link
 from coordinate_eval.records import Checkpoint, Shard
 
 GOOD_ENOUGH = 1.01
-"""Multiple of the lower bound below which no other way to deal is tried."""
+"""Multiple of the lower bound below which the second way to deal is not tried."""
 
-METRICS_WORTH_HURRY = 0.2
-"""Metric time, as a share of the GPU time, above which `Way.EARLY` is tried."""
+MUCH_METRIC = 0.2
+"""Metric time, as a share of the GPU time, above which work for cores is also dealt first."""
 
 METRIC_SHARE = 0.002
 """Share of the lower bound that one metric job takes on all cores, where shards are that small."""
@@ -54,6 +54,9 @@ LONG_METRIC_SHARE = 0.01
 
 SIGNAL_PRICE = 1.02
 """Longest makespan with a first signal, as a multiple of the makespan without one."""
+
+CANNOT_WAIT = 0.9
+"""Longest item, as a share of the plan's time, above which a trial begins with it."""
 
 SIGNAL_SCALES = (1.0, 0.5, 0.25)
 """Sizes of a first signal to try in turn, until one stays within `SIGNAL_PRICE`."""
@@ -75,7 +78,7 @@ class _Dealt(NamedTuple):
         return max(self.outcome.makespan_seconds, judged)
 
 
-def make(
+def plan_on_capacity(
     checkpoint: Checkpoint,
     suite: PlanSuite,
     engine: PlanEngine,
@@ -233,33 +236,33 @@ class _Dealer:
     """Longest makespan wanted, in seconds."""
 
     def best(self, first: list[list[Piece]]) -> _Dealt:
-        """Deal in several ways and return the one with the shortest makespan.
+        """Deal in two ways and return the plan with the shortest makespan.
+
+        The second way feeds cores first. Sorted datasets in turn are considered too, so that no
+        plan is worse than that simple rule.
 
         With a judge, the makespan may be longer by no more seconds than the last score comes
         earlier, but not too late where it need not be. Trials run the slices in `first` first.
-        Among equal ones the way tried first wins.
+        Among equal plans the one found first wins.
         """
         costs, cpus, count = self.costs, self.capacity.metric_cpus, len(self.slots)
         begin = self.staged + self.capacity.engine_start_seconds
         ready = [begin + sum(seconds(costs[p.cost], p) for p in queue) for queue in first]
         pieces = signal_slices.rest(costs, [piece for queue in first for piece in queue])
-        good_enough = GOOD_ENOUGH * self.bound
         found: list[_Dealt] = []
 
-        def consider(queues: list[list[Piece]]) -> float:
+        def consider(queues: list[list[Piece]]) -> bool:
             new = list(self._with_jobs(self._trials(first, queues)))
             found.extend(new)
-            return min(dealt.outcome.makespan_seconds for dealt in new)
+            least = min(dealt.outcome.makespan_seconds for dealt in new)
+            return least <= GOOD_ENOUGH * self.bound
 
         # A judge may need GPUs that are free late, whatever comes first: it may have no say there.
         unjudged = [cost.model_copy(update={"judge_seconds": 0.0}) for cost in costs]
         for each in (costs, unjudged) if self.judge else (costs,):
-            for way in _ways(each, count, cpus):
-                if consider(packing.deal(each, pieces, ready, cpus, way)) <= good_enough:
-                    break
-            # Always try whole datasets too, in the best order and in the plain one: no plan is
-            # worse.
-            consider(packing.deal(each, pieces, ready, cpus, Way.WHOLE))
+            good = consider(packing.deal(each, pieces, ready, cpus, cores_first=False))
+            if not good and _much_for_cores(each, count, cpus):
+                consider(packing.deal(each, pieces, ready, cpus, cores_first=True))
         consider(packing.deal_round_robin(costs, pieces, count))
 
         def rank(dealt: _Dealt) -> tuple[float, float]:
@@ -271,21 +274,22 @@ class _Dealer:
     def with_signal(self, without: _Dealt) -> _Dealt:
         """Return the plan with the largest slices that cost no more than `SIGNAL_PRICE`.
 
-        Return `without` where all slices cost more. Where the makespan is that of the longest
-        items, they cannot wait for slices, so the trials that begin with such items get none.
+        Return `without` where all slices cost more. Trials that begin with an item as long as the
+        plan get no slice, because that item cannot wait.
         """
-        costs, count = self.costs, len(self.slots)
         makespan = without.outcome.makespan_seconds
         most = min(SIGNAL_PRICE * makespan, max(makespan, self.latest))
         window = makespan - self.staged - self.capacity.engine_start_seconds
-        long = packing.trials_apart(costs, count)
-        for scale in SIGNAL_SCALES:
-            for free in (0, long) if 0 < long < count else (0,):
-                slices = signal_slices.pick(costs, count - free, window, scale)
-                first = signal_slices.deal(costs, slices, count - free)
-                dealt = self.best([*first, *([] for _ in range(free))])
-                if dealt.outcome.makespan_seconds <= most:
-                    return dealt
+        floors = {cost.name: cost.floor_seconds for cost in self.costs}
+        firsts = [floors[trial.shards[0].dataset] for trial in without.trials]
+        busy = sum(floor > CANNOT_WAIT * window for floor in firsts)
+        count = len(self.slots) - busy
+        for scale in SIGNAL_SCALES if count else ():
+            slices = signal_slices.pick(self.costs, count, window, scale)
+            first = signal_slices.deal(self.costs, slices, count)
+            dealt = self.best([*first, *([] for _ in range(busy))])
+            if dealt.outcome.makespan_seconds <= most:
+                return dealt
         return without
 
     def _with_jobs(self, trials: list[PlanTrial]) -> Iterator[_Dealt]:
@@ -336,16 +340,12 @@ def _cores_for_scores(costs: Sequence[Cost], cpus: int, bound: float) -> list[in
     return [0, kept] if metrics and 0 < kept < cpus else [0]
 
 
-def _ways(costs: Sequence[Cost], trials: int, cpus: int) -> list[Way]:
-    """Return the ways to try, in order; those after the first only if it is not good enough."""
+def _much_for_cores(costs: Sequence[Cost], trials: int, cpus: int) -> bool:
+    """Return whether metrics or a scoring may end long after the GPUs."""
     metrics = sum(c.metric_cpu_seconds for c in costs) / cpus
     gpus = sum(c.gpu_seconds for c in costs) / trials
-    longest = max(c.floor_seconds for c in costs)
     scoring = max(c.score_seconds for c in costs)
-    apart = [Way.APART] if longest > LONG * gpus else []
-    hurry = metrics > METRICS_WORTH_HURRY * gpus or scoring > LONG_SCORING * gpus
-    early = [Way.EARLY] if hurry else []
-    return [Way.POUR, *apart, *early]
+    return metrics > MUCH_METRIC * gpus or scoring > LONG_SCORING * gpus
 
 
 def _shard(cost: Cost, piece: Piece, *, signal: bool = False) -> Shard:

@@ -336,7 +336,7 @@ class Supervisor:
 
     def _make_plan(self) -> Finish | bool:
         """Plan the run if there are nodes for it now. Return how it ends, or if it has a plan."""
-        planned = self._search.make_plan(self._run)
+        planned = self._search.plan(self._run)
         if planned is None or isinstance(planned, Finish):
             return planned or False
         self._run = planned

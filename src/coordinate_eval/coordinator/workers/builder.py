@@ -6,6 +6,7 @@ them into the run directory. Datasets that take longest come first.
 
 import shlex
 import sys
+import time
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.folders import folder_for_tasks, working_in
@@ -26,7 +27,7 @@ def run_builder(run_dir: RunDir) -> int:
     """Build datasets until none can be claimed. Return the exit status."""
     run = read_run(run_dir)
     check_tasks(run.suite, run.settings.trusted_users)
-    longest = longest_first(run.suite.datasets, read_priors(run.settings))
+    longest = longest_first(run.suite.datasets, read_priors(run.settings, time.time()))
     run = run.model_copy(update={"suite": run.suite.model_copy(update={"datasets": longest})})
     with until_stopped(), working_in(folder_for_tasks(run.folder, run.checkpoint)):
         pull(run_dir, run, BuildJob(run_dir, run, builder_of(run)))

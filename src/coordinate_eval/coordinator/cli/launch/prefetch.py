@@ -65,7 +65,7 @@ def prefetch(inputs: Inputs, *, jobs: int, as_json: bool, verbose: bool) -> int:
         made = building.build_each(
             make,
             inputs.suite.datasets,
-            read_priors(settings),
+            read_priors(settings, time.time()),
             processes=jobs,
             tell=display.show,
         )

@@ -37,14 +37,14 @@ from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
 from coordinate_eval.coordinator.planning.places.avoiding import without_avoided
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
 from coordinate_eval.coordinator.planning.plan import ChosenNodes, Plan
-from coordinate_eval.coordinator.planning.prepare import (
+from coordinate_eval.coordinator.planning.plan_run import (
     Offer,
-    Prepared,
+    PlannedRun,
     check_time,
-    choose_nodes,
+    nodes_for,
     offer_of_cluster,
     offer_of_file,
-    prepare,
+    plan_run,
     queued_nodes,
 )
 from coordinate_eval.coordinator.report.state import is_complete
@@ -93,9 +93,11 @@ def start_run(
     with working_in(""), chosen as cluster:
         offer = ask(cluster, settings)
         inputs = runnable(inputs)
-        made = new_run(inputs, cluster.name, exclusive=offer.exclusive, limits=offer.limits)
+        made = new_run(
+            inputs, cluster.name, offer.now, exclusive=offer.exclusive, limits=offer.limits
+        )
         try:
-            chosen_nodes = choose_nodes(made, offer, inputs.reviewed)
+            chosen_nodes = nodes_for(made, offer, inputs.reviewed)
             check_time(made, offer, chosen_nodes, inputs.reviewed)
             if judge.is_checkpoint(settings.judge, inputs.suite):
                 judge_nodes(judge_run(made, questions=1), offer)
@@ -152,11 +154,11 @@ def show_plan(
                 "leave out --plan"
             )
         cluster = clusters.by_name(clusters.DESCRIBED, settings)
-        offer = offer_of_file(cluster.name, cluster_file.load(Path(settings.cluster)))
+        offer = offer_of_file(cluster.name, cluster_file.load(Path(settings.cluster)), time.time())
         inputs = _with_counted_items(inputs)
-        run = new_run(inputs, cluster.name, exclusive=offer.exclusive)
+        run = new_run(inputs, cluster.name, offer.now, exclusive=offer.exclusive)
         with quiet_libraries(verbose=verbose):
-            prepared = prepare(
+            planned = plan_run(
                 run,
                 offer,
                 _nodes_or_none_yet(run, offer),
@@ -170,11 +172,11 @@ def show_plan(
             say_by_reason("planned here, but left out of a run", left_out)
     else:
         with working_in(inputs.folder), cluster:
-            offer, prepared = _plan_now(
+            offer, planned = _plan_now(
                 inputs, cluster, console, what_if=what_if, estimate=estimate, verbose=verbose
             )
     show.show(
-        prepared,
+        planned,
         offer,
         cluster,
         where,
@@ -226,16 +228,17 @@ def _say_who_has_one(settings: Settings, identity: str, root: Path) -> None:
 def ask(cluster: Cluster, settings: Settings) -> Offer:
     """Return what the cluster has now; a scheduler that is busy is asked again for a while."""
     nodes, busy = clusters.patiently(cluster.nodes)
-    found = without_avoided(nodes, busy, settings, read_avoided(settings, time.time()))
+    now = time.time()
+    found = without_avoided(nodes, busy, settings, read_avoided(settings, now))
     exclusive = clusters.patiently(cluster.whole_nodes)
     limits = clusters.patiently(cluster.limits)
-    return offer_of_cluster(cluster.name, found, settings, exclusive=exclusive, limits=limits)
+    return offer_of_cluster(cluster.name, found, settings, now, exclusive=exclusive, limits=limits)
 
 
 def _nodes_or_none_yet(run: Run, offer: Offer, reviewed: Plan | None = None) -> ChosenNodes:
     """Return the nodes of a plan to look at. Where no GPU is free now, say so and return any."""
     try:
-        return choose_nodes(run, offer, reviewed)
+        return nodes_for(run, offer, reviewed)
     except NoFreeGpu as error:
         if reviewed is not None:
             raise
@@ -252,7 +255,7 @@ def _plan_now(
     what_if: bool,
     estimate: bool,
     verbose: bool,
-) -> tuple[Offer, Prepared]:
+) -> tuple[Offer, PlannedRun]:
     """Plan on what the cluster has now, building the requests of all datasets before.
 
     An `estimate` takes those that are built, and figures of the catalogue for the others. A suite
@@ -271,7 +274,7 @@ def _plan_now(
         inputs = runnable(inputs)
     if estimate:
         inputs = _with_counted_items(inputs)
-    run = new_run(inputs, cluster.name, exclusive=offer.exclusive, limits=offer.limits)
+    run = new_run(inputs, cluster.name, offer.now, exclusive=offer.exclusive, limits=offer.limits)
     chosen = _nodes_or_none_yet(run, offer, inputs.reviewed)
     with console.status("building requests") as status, quiet_libraries(verbose=verbose):
         wanted = [dataset for dataset in run.suite.datasets if dataset.task]
@@ -287,7 +290,7 @@ def _plan_now(
                 tell=lambda progress: status.update(escape(f"building requests: {progress}")),
             )
         indexes = {name: each.index for name, each in built.items()}
-        prepared = prepare(
+        planned = plan_run(
             run,
             offer,
             chosen,
@@ -296,9 +299,9 @@ def _plan_now(
             judging=plan_judge(run, offer, indexes),
             what_if=what_if,
         )
-    counts = questions_to_judge(prepared.run, prepared.plan)
+    counts = questions_to_judge(planned.run, planned.plan)
     judge.check_budget(settings.judge, counts)
-    return offer, prepared
+    return offer, planned
 
 
 def _with_counted_items(inputs: Inputs) -> Inputs:

@@ -18,14 +18,14 @@ from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.rounds import nodes_in_vain, read_rounds
 from coordinate_eval.coordinator.supervisor.decisions.replacements import count_trials, held_nodes
 from coordinate_eval.coordinator.supervisor.decisions.values import Facts, Finish, NewRound
-from coordinate_eval.coordinator.supervisor.placing.make_plan import (
-    NothingFree,
-    make_plan,
-    may_queue,
-)
 from coordinate_eval.coordinator.supervisor.placing.next_round import next_round
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns, Overtaken
 from coordinate_eval.coordinator.supervisor.placing.promises import NoRoom
+from coordinate_eval.coordinator.supervisor.placing.write_plan import (
+    NothingFree,
+    may_queue,
+    write_plan,
+)
 from coordinate_eval.errors import PlaceGone, UserError
 
 POLLS_PER_SEARCH = 6
@@ -67,12 +67,13 @@ class Search:
         self._searches = self._vain = 0
         self._suspected: Set[str] = frozenset()
 
-    def make_plan(self, run: Run) -> Run | Finish | None:
+    def plan(self, run: Run) -> Run | Finish | None:
         """Plan the run on the nodes that are free now; return None while none is."""
-        if time.time() < self._round_after:
+        now = time.time()
+        if now < self._round_after:
             return None
         try:
-            planned = make_plan(self._dir, run, self._cluster, self._others)
+            planned = write_plan(self._dir, run, self._cluster, now, self._others)
         except (NothingFree, NoRoom) as error:
             self._wait_for_nodes(error)
             return None

@@ -1,22 +1,20 @@
-"""The steps from a run without a plan to one that has it.
+"""The plan of a run, and the records that follow from it.
 
-`offer_of_cluster` or `offer_of_file` → `Offer`; `choose_nodes` → nodes of it; `prepare` →
-`Prepared`. Nothing is written here. A dry run takes these steps at once, and of a run its
-supervisor does. The steps before are in `new_run`.
+`nodes_for` → nodes of an `Offer`; `plan_run` → `PlannedRun`. Nothing here writes a file or reads a
+clock. A dry run takes these steps at once, and of a run its supervisor does. The steps before are
+in `new_run`.
 """
 
 import math
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from coordinate_eval._format import duration
 from coordinate_eval.clusters.protocol import Busy, JobLimits, Node
 from coordinate_eval.coordinator.inputs.cluster_file import ClusterFile
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning import planner, reviewed_plan
+from coordinate_eval.coordinator.planning import planner, reviewed_plan, sizes
 from coordinate_eval.coordinator.planning.costs import (
     LINK_GIGABITS,
     conditions,
@@ -27,8 +25,6 @@ from coordinate_eval.coordinator.planning.costs import (
     suite_costs,
 )
 from coordinate_eval.coordinator.planning.judging import Judging
-from coordinate_eval.coordinator.planning.lower_bound import if_wrong
-from coordinate_eval.coordinator.planning.places import node_count
 from coordinate_eval.coordinator.planning.places import nodes as select
 from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
 from coordinate_eval.coordinator.planning.places.nodes import Demand
@@ -55,6 +51,7 @@ from coordinate_eval.coordinator.run.rounds import make_round
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.catalogue import known_work
 from coordinate_eval.priors.predict import Priors
+from coordinate_eval.priors.roofline import Conditions
 from coordinate_eval.priors.staging import Link
 from coordinate_eval.records import DatasetRequests
 
@@ -63,6 +60,8 @@ from coordinate_eval.records import DatasetRequests
 class Offer:
     """The nodes and cores that a run can be planned on, and the measurements made there."""
 
+    now: float
+    """When the cluster was asked, in seconds since the epoch."""
     cluster: str
     """Name of the scheduler."""
     nodes: Sequence[Node]
@@ -81,7 +80,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PlannedRun:
     """A plan and the records that follow from it."""
 
     plan: Plan
@@ -102,10 +101,11 @@ class Prepared:
         return any(node.name == select.QUEUED_NODE for node in self.capacity.nodes)
 
 
-def offer_of_file(cluster: str, described: ClusterFile) -> Offer:
+def offer_of_file(cluster: str, described: ClusterFile, now: float) -> Offer:
     """Return what a cluster file describes. Measurements made on other clusters do not count."""
     nodes, busy = described.free()
     return Offer(
+        now,
         cluster,
         nodes,
         busy,
@@ -120,6 +120,7 @@ def offer_of_cluster(
     cluster: str,
     found: tuple[list[Node], list[Busy]],
     settings: Settings,
+    now: float,
     *,
     exclusive: bool = False,
     limits: JobLimits | None = None,
@@ -127,18 +128,19 @@ def offer_of_cluster(
     """Return what a live cluster has now: its nodes, free and busy, and measurements on it."""
     nodes, busy = found
     return Offer(
+        now,
         cluster,
         nodes,
         busy,
         metric_cpus=settings.metrics.cpus,
         link_gigabits=settings.stage.gigabits_per_node or LINK_GIGABITS,
-        priors=read_priors(settings),
+        priors=read_priors(settings, now),
         exclusive=exclusive,
         limits=limits or JobLimits(),
     )
 
 
-def choose_nodes(run: Run, offer: Offer, reviewed: Plan | None = None) -> ChosenNodes:
+def nodes_for(run: Run, offer: Offer, reviewed: Plan | None = None) -> ChosenNodes:
     """Return the nodes that a run can use now, with GPUs of one type, and the GPUs of one trial.
 
     Raises:
@@ -160,7 +162,7 @@ def _demand(run: Run) -> Demand:
     return Demand(run.checkpoint, run.settings, run.max_length, expected_works(run.suite))
 
 
-def prepare(
+def plan_run(
     run: Run,
     offer: Offer,
     chosen: ChosenNodes,
@@ -169,70 +171,88 @@ def prepare(
     *,
     judging: Judging | None = None,
     what_if: bool = False,
-) -> Prepared:
+) -> PlannedRun:
     """Plan a run on the chosen nodes, or check that the reviewed plan is of its datasets.
 
     With `what_if` the plan tells what other numbers of nodes would come to.
 
     Args:
-        run: the run, without a plan.
-        offer: what the cluster has.
-        chosen: nodes of it and the GPUs of one trial; see `choose_nodes`.
-        built: the indexes of the built requests. On a cluster file nothing is built.
-        reviewed: the plan of `--plan`.
-        judging: what the judge will take.
-        what_if: see above.
+        run: The run, without a plan.
+        offer: What the cluster has.
+        chosen: Nodes of it and the GPUs of one trial; see `nodes_for`.
+        built: The indexes of the built requests. On a cluster file nothing is built.
+        reviewed: The plan of `--plan`.
+        judging: What the judge will take.
+        what_if: See above.
 
     Raises:
         UserError: The reviewed plan is of other items, or nothing ends by the deadline or before
             all jobs have to end.
     """
-    checkpoint, settings = run.checkpoint, run.settings
-    nodes, gpus_per_trial = chosen
-    on = conditions(checkpoint, settings.engine, nodes[0].gpu_type, gpus_per_trial)
-    costs = suite_costs(run.suite, on, built, offer.priors)
-    if judging is not None:
-        seconds = judging.seconds
-        costs = [c.model_copy(update={"judge_seconds": seconds.get(c.name, 0.0)}) for c in costs]
+    costs, capacity = _costs(run, offer, chosen, built, judging), _capacity(run, offer, chosen)
+    unbuilt = [d for d in run.suite.datasets if d.task and d.name not in built]
+    if offer.described is not None:
+        unbuilt = []  # nobody knows what is in a cache there
+    building = wall_seconds(unbuilt, offer.priors, run.settings.harness.jobs)
+    if reviewed is not None:
+        reviewed_plan.check_datasets(reviewed, {cost.name: cost.items for cost in costs})
+        _check_ends(offer, building + reviewed.estimate.makespan_seconds)
+        plan = reviewed
+    else:
+        new = _best_plan(run, offer, costs, capacity, judging, building, what_if=what_if)
+        more = {"build_seconds": building, "estimated": bool(unbuilt), "max_length": run.max_length}
+        plan = reviewed_plan.sealed(new.model_copy(update=more))
+    run = with_plan(run, plan, built)
+    return PlannedRun(
+        plan,
+        capacity,
+        run,
+        first_round(run, plan, offer.now, capacity.nodes),
+        unbuilt=[dataset.name for dataset in unbuilt],
+        own_answers=[
+            line for name, index in built.items() for line in own_answers(name, index.own_answers)
+        ],
+    )
+
+
+def _costs(
+    run: Run,
+    offer: Offer,
+    chosen: ChosenNodes,
+    built: Mapping[str, DatasetRequests],
+    judging: Judging | None = None,
+) -> list[Cost]:
+    costs = suite_costs(run.suite, _conditions(run, chosen), built, offer.priors)
+    seconds = judging.seconds if judging is not None else {}
+    return [c.model_copy(update={"judge_seconds": seconds.get(c.name, 0.0)}) for c in costs]
+
+
+def _conditions(run: Run, chosen: ChosenNodes) -> Conditions:
+    gpu_type = chosen.nodes[0].gpu_type
+    return conditions(run.checkpoint, run.settings.engine, gpu_type, chosen.gpus_per_trial)
+
+
+def _capacity(run: Run, offer: Offer, chosen: ChosenNodes) -> Capacity:
+    """Return the chosen nodes with their rates: as described, else as the priors have them."""
     if offer.described is not None:
         start = offer.described.engine_start_seconds
         link = Link(offer.described.storage_gigabits_per_node)
     else:
+        on = _conditions(run, chosen)
         start = engine_start_seconds(offer.priors, on)
-        link = storage_link(settings, offer.priors, on, checkpoint)
-    capacity = Capacity(
-        nodes=nodes,
-        gpus_per_trial=gpus_per_trial,
+        link = storage_link(run.settings, offer.priors, on, run.checkpoint)
+    # Half of a trial's time limit is for what precedes a shard, and for predictions that are low.
+    most = 60.0 * jobs.most_minutes(run, offer.now)
+    return Capacity(
+        nodes=chosen.nodes,
+        gpus_per_trial=chosen.gpus_per_trial,
         engine_start_seconds=start,
         storage_gigabits_per_node=link.gigabits_per_node,
         storage_shared=link.shared,
         metric_cpus=offer.metric_cpus,
         whole_nodes=run.exclusive,
-        longest_shard_seconds=_longest_shard(run, start),
+        longest_shard_seconds=max(most / 2 - start, most / 10),
     )
-    unbuilt = [d for d in run.suite.datasets if d.task and d.name not in built]
-    if offer.described is not None:
-        unbuilt = []  # nobody knows what is in a cache there
-    building = wall_seconds(unbuilt, offer.priors, settings.harness.jobs)
-    left = _TimeLeft.after(building, offer.limits)
-    plan = reviewed
-    if plan is not None:
-        reviewed_plan.check_datasets(plan, {cost.name: cost.items for cost in costs})
-        left.check(plan)
-    else:
-        new = _plan(run, costs, capacity, left, judging, what_if=what_if)
-        new = new.model_copy(
-            update={
-                "build_seconds": building,
-                "estimated": bool(unbuilt),
-                "max_length": run.max_length,
-            }
-        )
-        plan = reviewed_plan.sealed(new)
-    run = with_plan(run, plan, built)
-    names = [dataset.name for dataset in unbuilt]
-    own = [line for name, index in built.items() for line in own_answers(name, index.own_answers)]
-    return Prepared(plan, capacity, run, first_round(run, plan, nodes), names, own)
 
 
 def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run:
@@ -272,8 +292,8 @@ def _place_of_judge(plan: Plan) -> JudgePlace:
     return JudgePlace.model_validate(plan.judge.model_dump()) if plan.judge else JudgePlace()
 
 
-def first_round(run: Run, plan: Plan, nodes: Sequence[NodeCapacity] = ()) -> Round:
-    """Return the round that starts the trials of a run's plan, now.
+def first_round(run: Run, plan: Plan, now: float, nodes: Sequence[NodeCapacity] = ()) -> Round:
+    """Return the round that starts the trials of a run's plan.
 
     `nodes` has the cores of keepers, as far as it is known which nodes the plan was made for.
     """
@@ -282,7 +302,7 @@ def first_round(run: Run, plan: Plan, nodes: Sequence[NodeCapacity] = ()) -> Rou
     return make_round(
         run,
         0,
-        time.time(),
+        now,
         [
             RoundNode(
                 name=n.name,
@@ -299,84 +319,56 @@ def first_round(run: Run, plan: Plan, nodes: Sequence[NodeCapacity] = ()) -> Rou
     )
 
 
-class _TimeLeft(NamedTuple):
-    """The time until all jobs have to end."""
-
-    seconds: float
-    why: str
-    """Why they have to, as the beginning of a sentence."""
-
-    @classmethod
-    def after(cls, building: float, limits: JobLimits) -> "_TimeLeft":
-        """Return what is left when prompts have been built, which takes so many seconds."""
-        if limits.until is None:
-            return cls(math.inf, "")
-        left = max(0.0, limits.until - time.time())
-        return cls(max(0.0, left - building), f"{limits.until_why} in {duration(left)}")
-
-    def check(self, plan: Plan) -> None:
-        """Check that a reviewed plan ends in time.
-
-        Raises:
-            UserError: It does not.
-        """
-        seconds = plan.estimate.makespan_seconds
-        if seconds > self.seconds:
-            raise UserError(f"{self.why}, and the plan takes {duration(seconds)}")
-
-
-def _longest_shard(run: Run, engine_start_seconds: float) -> float:
-    """Return the most seconds of a shard that a trial can complete within its time limit.
-
-    The other half of the limit is for what precedes it, and for predictions that are too low.
-    """
-    seconds = 60.0 * jobs.most_minutes(run, time.time())
-    return max(seconds / 2 - engine_start_seconds, seconds / 10)
-
-
-def check_time(
-    run: Run,
-    offer: Offer,
-    chosen: ChosenNodes,
-    reviewed: Plan | None = None,
-) -> None:
-    """Check that a run ends in time, as far as that can be told before its prompts are built.
+def check_time(run: Run, offer: Offer, chosen: ChosenNodes, reviewed: Plan | None = None) -> None:
+    """Check that a run can end in time, as far as that is known before its prompts are built.
 
     Raises:
-        UserError: All jobs have to end before, or nothing ends by the deadline.
+        UserError: All jobs have to end before.
     """
-    if offer.limits.until is None:
-        return
-    if reviewed is None:
-        if all(known_work(dataset, None) is not None for dataset in run.suite.datasets):
-            prepare(run, offer, chosen, {})
-    else:
-        _TimeLeft.after(0.0, offer.limits).check(reviewed)
+    if reviewed is not None:
+        _check_ends(offer, reviewed.estimate.makespan_seconds)
+    elif all(known_work(dataset) is not None for dataset in run.suite.datasets):
+        costs, capacity = _costs(run, offer, chosen, {}), _capacity(run, offer, chosen)
+        _check_ends(offer, planner.least_seconds(run.checkpoint, costs, capacity))
 
 
-def _plan(
+def _check_ends(offer: Offer, seconds: float) -> None:
+    """Check that a plan of so many seconds ends before all jobs have to.
+
+    Raises:
+        UserError: It does not.
+    """
+    left = (offer.limits.until or math.inf) - offer.now
+    if seconds > left:
+        raise UserError(
+            f"{offer.limits.until_why} in {duration(max(0.0, left))}, and the plan takes "
+            f"{duration(seconds)}: no plan ends within that time"
+        )
+
+
+def _best_plan(
     run: Run,
+    offer: Offer,
     costs: list[Cost],
     capacity: Capacity,
-    left: _TimeLeft,
     judging: Judging | None,
+    building: float,
     *,
     what_if: bool,
 ) -> Plan:
     """Plan these costs on as much of the capacity as the objective wants.
 
     Raises:
-        UserError: Nothing ends by the deadline, or in the seconds that are left.
+        UserError: Nothing ends by the deadline, or before all jobs have to end.
     """
     checkpoint, suite, settings = run.checkpoint, run.suite, run.settings
-    deadline = settings.deadline_seconds
-    hurried = left.seconds < (deadline or math.inf)
-    latest = left.seconds if hurried else deadline
+    left = math.inf if offer.limits.until is None else offer.limits.until - offer.now
+    latest = min(settings.deadline_seconds or math.inf, max(0.0, left - building))
     judge = judging.work if judging is not None else None
     beside = judging.beside(capacity.nodes[0].gpu_type) if judging is not None else 0
 
-    def draft(part: Capacity) -> Plan:
-        return planner.make(
+    def plan_on(part: Capacity) -> Plan:
+        return planner.plan_on_capacity(
             checkpoint,
             PlanSuite(name=suite.name, digest=suite.digest),
             PlanEngine(name=settings.engine.name, args=settings.engine.args),
@@ -385,26 +377,27 @@ def _plan(
             first_signal=settings.first_signal,
             judge=judge,
             spare_gpus=beside + (capacity.trials - part.trials) * capacity.gpus_per_trial,
-            latest=latest or math.inf,
+            latest=latest,
         )
-
-    thinkable = [costs, *if_wrong(costs)]
-
-    def bounds(part: Capacity) -> Iterator[float]:
-        return (planner.least_seconds(checkpoint, each, part) for each in thinkable)
 
     try:
-        chosen = node_count.choose(
-            draft,
-            bounds,
-            capacity,
-            settings.objective,
-            latest,
-            restraint=settings.restraint,
-            named=names_nodes(settings),
-        )
+        if names_nodes(settings) and settings.objective == "makespan":
+            chosen = plan_on(capacity)  # all nodes that the user names
+            sizes.check_deadline(chosen, latest)
+        else:
+            chosen = sizes.plan_best_size(
+                plan_on,
+                lambda part: planner.least_seconds(checkpoint, costs, part),
+                capacity,
+                objective=settings.objective,
+                restraint=settings.restraint,
+                latest=latest,
+            )
     except UserError as error:
-        raise (UserError(f"{left.why}: {error}") if hurried else error) from error
+        if latest == settings.deadline_seconds:
+            raise
+        why = f"{offer.limits.until_why} in {duration(max(0.0, left))}"
+        raise UserError(f"{why}: {error}") from error
     if what_if:
-        return chosen.model_copy(update={"what_if": node_count.curve(draft, capacity, chosen)})
+        return chosen.model_copy(update={"what_if": sizes.curve(plan_on, capacity, chosen)})
     return chosen

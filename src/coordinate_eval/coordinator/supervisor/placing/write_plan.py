@@ -6,7 +6,6 @@ supervisor that is killed here, or two at the same time, leave one plan. `planne
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Cluster
@@ -14,14 +13,14 @@ from coordinate_eval.coordinator.planning.judge_plan import plan_judge
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
-from coordinate_eval.coordinator.planning.plan import NodeCapacity, Plan
-from coordinate_eval.coordinator.planning.prepare import (
+from coordinate_eval.coordinator.planning.plan import ChosenNodes, NodeCapacity, Plan
+from coordinate_eval.coordinator.planning.plan_run import (
     Offer,
-    Prepared,
-    choose_nodes,
+    PlannedRun,
     first_round,
+    nodes_for,
     offer_of_cluster,
-    prepare,
+    plan_run,
     queued_nodes,
     with_plan,
 )
@@ -38,12 +37,13 @@ class NothingFree(Exception):
     """The run cannot be placed now; waiting may help. The text says why."""
 
 
-def make_plan(run_dir: RunDir, run: Run, cluster: Cluster, others: OtherRuns | None = None) -> Run:
+def write_plan(
+    run_dir: RunDir, run: Run, cluster: Cluster, now: float, others: OtherRuns | None = None
+) -> Run:
     """Plan a run on the nodes that are free now, and write what follows from the plan.
 
-    Datasets whose requests cannot be built get an error in place of results.
-
-    `others` are the user's other runs, which leave room for it.
+    Datasets whose requests cannot be built get an error in place of results. `others` are the
+    user's other runs, which leave room for it.
 
     Raises:
         NothingFree: No node can be used now.
@@ -66,56 +66,66 @@ def make_plan(run_dir: RunDir, run: Run, cluster: Cluster, others: OtherRuns | N
     most_trials = 0
     if not run_dir.plan.exists():
         others = others or OtherRuns(run_dir, run, cluster)
-        made = _new_plan(run_dir, run, cluster, others, built)
-        nodes, most_trials = made.capacity.nodes, made.run.most_trials
+        offer = _offer(run, cluster, now, others)
+        reviewed = _files.read_record_if_there(run_dir.reviewed, Plan)
+        kept = _free_or_queued(run, offer, cluster, others, reviewed)
+        made = plan_run(run, offer, kept, built, reviewed, judging=_judging(run, offer, built))
+        if reviewed is None and may_queue(run, cluster):
+            most_trials = _most_trials(run, offer, made, built)
+        others.take(made.run, 0, made.round.nodes)
+        nodes = made.capacity.nodes
         _files.create(run_dir.plan, made.plan.model_dump_json(by_alias=True, indent=1) + "\n")
     plan = _files.read_record(run_dir.plan, Plan)
     planned = with_plan(run, plan, built).model_copy(update={"most_trials": most_trials})
-    round_ = first_round(planned, plan, nodes)
+    round_ = first_round(planned, plan, now, nodes)
     _files.create(run_dir.round(0), round_.model_dump_json(by_alias=True, indent=1) + "\n")
     write_planned(run_dir, planned)
     return read_run(run_dir)
 
 
-def _new_plan(
-    run_dir: RunDir,
-    run: Run,
-    cluster: Cluster,
-    others: OtherRuns,
-    built: Mapping[str, DatasetRequests],
-) -> Prepared:
-    reviewed = _files.read_record_if_there(run_dir.reviewed, Plan)
+def _offer(run: Run, cluster: Cluster, now: float, others: OtherRuns) -> Offer:
+    """Return what the cluster has now, less what other runs were promised.
+
+    Raises:
+        NothingFree: It takes no jobs now.
+    """
     try:
         available = others.available(run)
     except PlaceGone:
         raise
     except UserError as error:  # such as a partition that takes no jobs now
         raise NothingFree(str(error).splitlines()[0]) from error
-    offer = offer_of_cluster(
-        cluster.name, available, run.settings, exclusive=run.exclusive, limits=run.limits
+    return offer_of_cluster(
+        cluster.name, available, run.settings, now, exclusive=run.exclusive, limits=run.limits
     )
+
+
+def _free_or_queued(
+    run: Run, offer: Offer, cluster: Cluster, others: OtherRuns, reviewed: Plan | None
+) -> ChosenNodes:
+    """Return the nodes to plan on: free ones, else a stand-in for a run that may queue.
+
+    Raises:
+        NothingFree: No node can be used now.
+        NoRoom: The user's other runs or the limits leave no room now.
+        UserError: The reviewed plan cannot start.
+    """
     try:
-        chosen = choose_nodes(run, offer, reviewed)
+        chosen = nodes_for(run, offer, reviewed)
     except UserError as error:
         if reviewed is not None:
             raise
-        if isinstance(error, NoFreeGpu) and may_queue(run, cluster):
-            return _queue(run, offer, others, built)
-        raise NothingFree(str(error).splitlines()[0]) from error
+        if not (isinstance(error, NoFreeGpu) and may_queue(run, cluster)):
+            raise NothingFree(str(error).splitlines()[0]) from error
+        chosen = queued_nodes(run, offer)
     kept = chosen._replace(nodes=others.within(*chosen))
     if reviewed is not None and kept != chosen:
         raise NoRoom("your other runs leave too little of your limits for the reviewed plan")
-    judging = _judging(run, offer, built)
-    made = prepare(run, offer, kept, built, reviewed, judging=judging)
-    if reviewed is None and may_queue(run, cluster):
-        most = _most_trials(run, offer, made, built)
-        made = replace(made, run=made.run.model_copy(update={"most_trials": most}))
-    others.take(made.run, 0, made.round.nodes)
-    return made
+    return kept
 
 
 def _most_trials(
-    run: Run, offer: Offer, made: Prepared, built: Mapping[str, DatasetRequests]
+    run: Run, offer: Offer, made: PlannedRun, built: Mapping[str, DatasetRequests]
 ) -> int:
     """Return the trials of a run that may wait for more GPUs than are free; 0 if it needs no more.
 
@@ -130,7 +140,7 @@ def _most_trials(
         [stand_in] = queued.nodes
         kind = stand_in.gpu_type, queued.gpus_per_trial
         if kind == (made.run.gpu_type, made.run.tensor_parallel) and stand_in.trials > free:
-            return len(prepare(run, offer, queued, built).plan.trials)
+            return len(plan_run(run, offer, queued, built).plan.trials)
     return 0
 
 
@@ -145,14 +155,3 @@ def may_queue(run: Run, cluster: Cluster) -> bool:
     """Return whether a run's trials may stand in the queue, and start on any node."""
     alike = not run.exclusive and not names_nodes(run.settings)
     return run.settings.queue and alike and not cluster.local
-
-
-def _queue(
-    run: Run, offer: Offer, others: OtherRuns, built: Mapping[str, DatasetRequests]
-) -> Prepared:
-    """Plan a run whose trials stand in the queue, and start where GPUs become free."""
-    chosen = queued_nodes(run, offer)
-    chosen = chosen._replace(nodes=others.within(*chosen))
-    made = prepare(run, offer, chosen, built, judging=_judging(run, offer, built))
-    others.take(made.run, 0, made.round.nodes)
-    return made
