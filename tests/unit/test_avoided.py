@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.incidents.avoided import (
 )
 from coordinate_eval.coordinator.incidents.bad_nodes import Broken, broken_nodes
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.places.avoiding import without_avoided
+from coordinate_eval.coordinator.planning.places.asked_nodes import without_avoided
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode

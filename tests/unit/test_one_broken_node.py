@@ -21,7 +21,7 @@ from coordinate_eval.coordinator.incidents.bad_nodes import suspected_nodes
 from coordinate_eval.coordinator.incidents.incident import write_incident
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.places.avoiding import without_avoided
+from coordinate_eval.coordinator.planning.places.asked_nodes import without_avoided
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, read_run
 from coordinate_eval.coordinator.run.rounds import read_rounds

@@ -25,9 +25,11 @@ from coordinate_eval.coordinator.incidents.avoided import (
     read_avoided,
 )
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.places.asked_nodes import expand
-from coordinate_eval.coordinator.planning.places.avoiding import until
-from coordinate_eval.coordinator.planning.places.avoiding import words as avoided_words
+from coordinate_eval.coordinator.planning.places.asked_nodes import (
+    avoided_until,
+    avoided_words,
+    expand,
+)
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Record
 
@@ -194,7 +196,7 @@ def of_nodes(
         elif each.verdict is Verdict.BAD:
             avoid(settings, name, "it failed an all-gather (doctor --nodes)", token, now)
             known = read_avoided(settings, now).get(name)
-            do = _EXCLUDE if known is None else f"runs avoid it until {until(known)}"
+            do = _EXCLUDE if known is None else f"runs avoid it until {avoided_until(known)}"
             yield failure(name, each.why, do)
         elif each.verdict is Verdict.SUSPECT:
             yield failure(name, each.why, _SUSPECT)

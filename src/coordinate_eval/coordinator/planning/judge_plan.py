@@ -20,6 +20,7 @@ from coordinate_eval.coordinator.planning.places.nodes import QUEUED_NODE, NoFre
 from coordinate_eval.coordinator.planning.plan import ChosenNodes, JudgeWork, Plan
 from coordinate_eval.coordinator.planning.plan_run import (
     Offer,
+    nodes_for,
     plan_run,
     queued_nodes,
 )

@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.incidents.bad_nodes import suspected_nodes
 from coordinate_eval.coordinator.incidents.shown import report_failures
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.places import avoiding
+from coordinate_eval.coordinator.planning.places.asked_nodes import avoided_words
 from coordinate_eval.coordinator.report import results, state
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
 from coordinate_eval.coordinator.report.main_metric import main_score
@@ -131,7 +131,7 @@ def _avoided(run_dir: RunDir, run: Run) -> list[str]:
     """Return the nodes that this run or all of the user's avoid now, with the reasons."""
     now = time.time()
     found = suspected_nodes(run_dir, run, now) | read_avoided(run.settings, now)
-    return [f"{name} is {avoiding.words(found[name])}" for name in sorted(found)]
+    return [f"{name} is {avoided_words(found[name])}" for name in sorted(found)]
 
 
 def _follow(

@@ -34,7 +34,7 @@ from coordinate_eval.coordinator.planning.judge_plan import (
     questions_to_judge,
 )
 from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
-from coordinate_eval.coordinator.planning.places.avoiding import without_avoided
+from coordinate_eval.coordinator.planning.places.asked_nodes import without_avoided
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
 from coordinate_eval.coordinator.planning.plan import ChosenNodes, Plan
 from coordinate_eval.coordinator.planning.plan_run import (

@@ -16,7 +16,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from coordinate_eval.coordinator.planning.dealing.pieces import WORTH_CUTTING, Piece, seconds
+from coordinate_eval.coordinator.planning.dealing.pieces import (
+    WORTH_CUTTING,
+    Piece,
+    Queues,
+    seconds,
+)
 from coordinate_eval.coordinator.planning.plan import Cost
 
 SHARE = 0.055
@@ -134,19 +139,14 @@ def deal(costs: Sequence[Cost], slices: Sequence[Piece], trials: int) -> list[li
     """Return one queue per trial: slices in the order of the time until they are complete, longest
     first.
     """
-    queues: list[list[Piece]] = [[] for _ in range(trials)]
-    heap = [(0.0, trial) for trial in range(trials)]
+    queues = Queues(costs, [0.0] * trials)
 
     def until_complete(piece: Piece) -> float:
         cost = costs[piece.cost]
         return max(seconds(cost, piece), cost.floor_seconds)
 
-    for piece in sorted(slices, key=until_complete, reverse=True):
-        load, trial = heapq.heappop(heap)
-        queues[trial].append(piece)
-        load += seconds(costs[piece.cost], piece)
-        heapq.heappush(heap, (load, trial))
-    return queues
+    queues.give_to_the_freest(sorted(slices, key=until_complete, reverse=True))
+    return queues.pieces
 
 
 def _least(number: int, cost: Cost, longest: float, scale: float) -> _Slice | None:

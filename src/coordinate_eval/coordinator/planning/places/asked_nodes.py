@@ -1,10 +1,16 @@
-"""The nodes that a user asks for with `--nodes`: their number, or a Slurm host list."""
+"""The nodes that a run may use: those that `--nodes` asks for, without those that are avoided.
+
+`--nodes` is a number of nodes, or a Slurm host list.
+"""
 
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeVar
 
 from coordinate_eval.clusters.protocol import Busy, Node
+from coordinate_eval.coordinator.incidents.avoided import Avoided
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.plan import PlanNode
 from coordinate_eval.errors import UserError
@@ -108,3 +114,49 @@ def _numbers(pieces: str, names: str, option: str) -> list[str]:
 def _short(text: str) -> str:
     """Quote a text, shortened to 100 characters."""
     return repr(text if len(text) <= 100 else text[:99] + "…")
+
+
+def without_avoided(
+    nodes: Sequence[Node],
+    busy: Sequence[Busy],
+    settings: Settings,
+    avoided: Mapping[str, Avoided],
+    suspected: Mapping[str, Avoided] = MappingProxyType({}),
+    gpu_type: str = "",
+) -> tuple[list[Node], list[Busy]]:
+    """Return free and busy nodes, of which those that are avoided count as busy.
+
+    A node that the user names is used all the same, unless jobs of this run failed there: those
+    nodes are `suspected`, and rather used than any other only where there is none. Where no other
+    node is there, free or in use, none is avoided: waiting would not help, nor does it for a node
+    that is down or drained. Only nodes that the user may have meant are others: with GPUs of
+    `gpu_type`, if that is known.
+    """
+    usual = {} if names_nodes(settings) else avoided
+    free = [node for node in asked(nodes, settings.nodes) if gpu_type in ("", node.gpu_type)]
+    later = [
+        each
+        for each in asked(busy, settings.nodes)
+        if not (each.excluded or each.away)
+        and (not each.gpu_type or gpu_type in ("", each.gpu_type))
+    ]
+    others = {node.name for node in free} | {each.name for each in later}
+    for shunned in ({**usual, **suspected}, suspected):
+        if others - shunned.keys():
+            out = [
+                Busy(name=node.name, why=avoided_words(shunned[node.name]))
+                for node in nodes
+                if node.name in shunned
+            ]
+            return [node for node in nodes if node.name not in shunned], [*busy, *out]
+    return list(nodes), list(busy)
+
+
+def avoided_words(avoided: Avoided) -> str:
+    """Return until when and why a node is avoided."""
+    return f"avoided until {avoided_until(avoided)}: {avoided.why}"
+
+
+def avoided_until(avoided: Avoided) -> str:
+    """Return until when a node is avoided, on this machine's clock."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(avoided.until))

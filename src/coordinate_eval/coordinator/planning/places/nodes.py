@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coordinate_eval._format import plural
 from coordinate_eval._gpus import memory_gib
 from coordinate_eval.clusters.protocol import Busy, Node
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.places import why_none
 from coordinate_eval.coordinator.planning.places.asked_nodes import asked, check_names, most_nodes
 from coordinate_eval.coordinator.planning.places.degree import tensor_parallel
 from coordinate_eval.coordinator.planning.plan import ChosenNodes, NodeCapacity
@@ -32,6 +32,9 @@ QUEUED_TRIALS = 8
 LEAST_GPU_MEMORY_GIB = 16.0
 """Memory in GiB that a GPU has whose memory is not known. A model that needs more waits for the
 setting that tells it."""
+
+MOST_REASONS, MOST_SHOWN = 20, 8
+"""Lines that say why nothing is free, and names of nodes in each."""
 
 _ANY_WORK = Work(
     items=1000,
@@ -80,7 +83,7 @@ def choose_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) ->
     typed = [node for node in named if gpus.asked_for(node.gpu_type, settings.gpu_type)]
     if named and not typed:
         may_come = any(not each.excluded for each in busy)
-        raise (NoFreeGpu if may_come else UserError)(why_none.no_type(named, settings.gpu_type))
+        raise (NoFreeGpu if may_come else UserError)(_no_type(named, settings.gpu_type))
     for kind in sorted({node.gpu_type for node in typed}):
         alike = [node for node in typed if node.gpu_type == kind]
         try:
@@ -94,7 +97,7 @@ def choose_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) ->
     if problems:
         # Where one GPU type is only busy now, waiting may help.
         raise next((each for each in problems if isinstance(each, NoFreeGpu)), problems[0])
-    raise NoFreeGpu(why_none.nothing_free([], asked(busy, settings.nodes), 1))
+    raise NoFreeGpu(_nothing_free([], asked(busy, settings.nodes), 1))
 
 
 def queued_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) -> ChosenNodes:
@@ -201,7 +204,7 @@ def nodes_with_room(
     """
     named = asked(nodes, settings.nodes)
     if not any(n.free_gpus >= gpus_per_trial for n in named):
-        raise NoFreeGpu(why_none.nothing_free(named, asked(busy, settings.nodes), gpus_per_trial))
+        raise NoFreeGpu(_nothing_free(named, asked(busy, settings.nodes), gpus_per_trial))
     fitting = [
         NodeCapacity(
             name=node.name,
@@ -214,7 +217,7 @@ def nodes_with_room(
         if (trials := trials_on(node, settings, gpus_per_trial, keeper_gib))
     ]
     if not fitting:
-        why = why_none.no_room(named, settings, gpus_per_trial, keeper_gib, LEAST_KEEPER_CPUS)
+        why = _no_room(named, settings, gpus_per_trial, keeper_gib, LEAST_KEEPER_CPUS)
         raise UserError(why)
     return _limit(fitting, most_nodes(settings), settings.max_gpus, gpus_per_trial)
 
@@ -248,7 +251,7 @@ def _check_possible(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Bu
         return
     if not excluded:
         raise UserError("the cluster has no node with GPUs")
-    lines = "\n".join(why_none.reasons(excluded))
+    lines = "\n".join(_reasons(excluded))
     raise UserError(
         "no node can take a trial, now or later: change the partition, the constraint or --nodes\n"
         f"{lines}"
@@ -271,3 +274,59 @@ def _limit(
             kept.append(node.model_copy(update={"trials": min(left, node.trials)}))
             left -= kept[-1].trials
     return kept
+
+
+def _no_type(nodes: Sequence[Node], wanted: str) -> str:
+    """Return that these free nodes lack the wanted type of GPU, and which types they have."""
+    found = ", ".join(sorted({node.gpu_type or "of no type" for node in nodes}))
+    return (
+        f"no GPU of type {wanted} is free now; free are GPUs {found}: use --queue to wait, or "
+        "another --gpu-type. GPUs without a type get theirs from [slurm] gpu_type"
+    )
+
+
+def _nothing_free(nodes: Sequence[Node], busy: Sequence[Busy], gpus_per_trial: int) -> str:
+    """Return that no node has the GPUs of a trial free, and what each is busy with."""
+    taken = [Busy(name=n.name, why=f"{n.free_gpus} of {n.gpus} GPUs free") for n in nodes]
+    lines = _reasons([*taken, *busy])
+    more = len(lines) - MOST_REASONS
+    lines = lines[:MOST_REASONS] + ([f"  and {plural(more, 'more reason')}"] if more > 0 else [])
+    first = f"no node has {plural(gpus_per_trial, 'free GPU')} now"
+    return "\n".join([first, *lines, "use --queue to wait, or try again later"])
+
+
+def _reasons(busy: Sequence[Busy]) -> list[str]:
+    """Return a line for each reason, with the nodes that it is true of; excluded nodes last."""
+    alike: dict[tuple[bool, str], list[str]] = {}
+    for each in busy:
+        alike.setdefault((each.excluded, each.why), []).append(each.name)
+    lines = []
+    for (_, why), names in sorted(alike.items(), key=lambda item: item[0][0]):
+        more = len(names) - MOST_SHOWN
+        who = ", ".join(names[:MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        lines.append(f"  {who}: {why}")
+    return lines
+
+
+def _no_room(
+    nodes: Sequence[Node],
+    settings: Settings,
+    gpus_per_trial: int,
+    keeper_gib: float,
+    keeper_cpus: int,
+) -> str:
+    """Return that these nodes lack cores or memory for a trial, and what each has."""
+    gib = settings.trial.memory_gib * gpus_per_trial
+    asked = settings.trial.cpus * gpus_per_trial
+    cpus = min(node.cpus_of(asked, gib) for node in nodes)
+    more = f" ({asked} asked for; Slurm adds some for its memory or to fill cores)" * (cpus > asked)
+    keeper = min(node.cpus_of(keeper_cpus, keeper_gib) for node in nodes)
+    lines = [
+        f"no node has room for a trial: it takes {cpus} cores{more} and {gib:g} GiB, "
+        f"and the weights {keeper_gib:.1f} GiB and {plural(keeper, 'core')} on each node"
+    ]
+    lines += [
+        f"  {n.name}: {n.free_gpus} GPUs, {n.cpus} cores, {n.memory_gib:.1f} GiB free"
+        for n in nodes[:20]
+    ]
+    return "\n".join([*lines, "lower [trial] cpus or memory_gib, or wait until memory is free"])

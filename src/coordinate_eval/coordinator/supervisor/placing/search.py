@@ -9,7 +9,7 @@ from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.incidents.avoided import avoid
 from coordinate_eval.coordinator.incidents.bad_nodes import broken_nodes, suspected_nodes
 from coordinate_eval.coordinator.incidents.remedies import count_short_rounds
-from coordinate_eval.coordinator.planning.places import avoiding
+from coordinate_eval.coordinator.planning.places.asked_nodes import avoided_words
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.work import given_up
@@ -140,10 +140,10 @@ class Search:
             said = f"{why} ({job} of run {run.id})"
             new = avoid(run.settings, node, said, evidence, time.time())
             if new is not None:
-                self._tell(f"{node} is {avoiding.words(new)}")
+                self._tell(f"{node} is {avoided_words(new)}")
         suspected = suspected_nodes(self._dir, run, time.time())
         for node in suspected.keys() - self._suspected:
-            self._tell(f"{node} is {avoiding.words(suspected[node])}")
+            self._tell(f"{node} is {avoided_words(suspected[node])}")
         self._suspected = suspected.keys()
 
     def _go_on_without(self, why: Exception) -> None:
