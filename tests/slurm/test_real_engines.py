@@ -46,6 +46,8 @@ def test_scores_on_two_nodes_are_the_command_s(
         "--nodes", "node[1-2]", "--max-gpus", 2,
         # So much that a node has room for one trial.
         COORDINATE_EVAL_TRIAL_MEMORY_GIB="600",
+        # So much that no idle engine answers what a slow one still holds: nothing counts twice.
+        COORDINATE_EVAL_TRIAL_LEAST_GAIN_SECONDS="86400",
         COORDINATE_EVAL_SLURM_SETUP=json.dumps(["export OMP_NUM_THREADS=1"]),
     )  # fmt: skip
     run = Path(done.stdout.rstrip("\n"))
