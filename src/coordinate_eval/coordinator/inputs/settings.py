@@ -115,6 +115,13 @@ class TrialSettings(_Section):
         description="shortest such time, and that of jobs on CPUs that give no sign of life; "
         "twice as long while either starts",
     )
+    least_gain_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        le=MOST_MINUTES * 60,
+        description="least time that must be saved before an idle trial also answers the shard of "
+        "a slow one",
+    )
     avoid_minutes: float = Field(
         default=60.0,
         ge=0,
