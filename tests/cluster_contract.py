@@ -27,14 +27,14 @@ class Trial:
     def __post_init__(self) -> None:
         self.prefix = f"contract-{token()}-"
 
-    def submit(self, name: str, script: str, **fields: object) -> str:
-        """Submit a job that runs a program of `sh`, and return its id."""
+    def submit(self, name: str, script: str, *args: str, **fields: object) -> str:
+        """Submit a job that runs a program of `sh` with arguments, and return its id."""
         values = {"minutes": 60, "folder": str(self.folder), "memory_mib": 64, **fields}
         return self.cluster.submit(
             Job.model_validate(
                 {
                     "name": self.prefix + name,
-                    "argv": ("sh", "-c", script),
+                    "argv": ("sh", "-c", script, "sh", *args),
                     "log": str(self.folder / name),
                     **values,
                 }
@@ -139,6 +139,13 @@ def a_job_has_a_log_for_each_task_and_works_in_its_folder(trial: Trial) -> None:
         assert f"{trial.folder}\n" in log
 
 
+def words_of_a_command_arrive_unchanged(trial: Trial) -> None:
+    words = ["a 'b' \"c\"", "", "$(touch x) `id` %j", "-n", "*", "\\", "\t\n\r\x01", "ü\u2028"]
+    trial.submit("words", 'printf "%s\\0" "$@" > words.part; mv words.part words', *words)
+    until((trial.folder / "words").exists, "its words")
+    assert (trial.folder / "words").read_bytes().decode().split("\0") == [*words, ""]
+
+
 def a_job_gets_what_it_needs_and_no_secret_of_others(trial: Trial) -> None:
     mine = {"CONTRACT_KEY": "k", "HF_CONTRACT": "h", "HF_CONTRACT_SECRET": "s"}
     with mock.patch.dict(os.environ, mine):
@@ -178,6 +185,7 @@ PROMISES: tuple[Callable[[Trial], None], ...] = (
     one_task_of_a_job_can_be_cancelled,
     ids_that_are_unknown_are_ignored,
     a_job_has_a_log_for_each_task_and_works_in_its_folder,
+    words_of_a_command_arrive_unchanged,
     a_job_gets_what_it_needs_and_no_secret_of_others,
     a_job_waits_its_turn_for_a_gpu,
 )

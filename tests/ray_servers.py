@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.runs import PATIENCE_SECONDS, lasting_port, until
+from tests.tiny import need
 
 GPUS = 1
 TYPE = "H100"
@@ -53,6 +54,7 @@ class Servers:
     """A head without GPUs, and nodes with some."""
 
     def __init__(self) -> None:
+        need("ray", "ray")
         self.folder = Path(tempfile.mkdtemp(prefix="ce-rs-", dir="/tmp"))
         self.address = f"127.0.0.1:{lasting_port()}"
         self.environ = {

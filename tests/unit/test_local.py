@@ -40,7 +40,7 @@ def local(tmp_path: Path) -> Iterator[Callable[..., Trial]]:
     opened: list[LocalCluster] = []
 
     def make(**settings: int) -> Trial:
-        cluster = LocalCluster(LocalSettings.model_validate(settings), 1.0)
+        cluster = LocalCluster(LocalSettings.model_validate(settings))
         opened.append(cluster)
         return Trial(cluster.__enter__(), tmp_path)
 
@@ -147,7 +147,7 @@ import os, sys, time
 from coordinate_eval.clusters.local import LocalCluster, LocalSettings
 from tests.cluster_contract import Trial
 from pathlib import Path
-with LocalCluster(LocalSettings(), 1.0) as cluster:
+with LocalCluster(LocalSettings()) as cluster:
     Trial(cluster, Path(sys.argv[1])).submit("job", sys.argv[2])
     time.sleep(36000)
 """
@@ -192,8 +192,10 @@ def test_a_job_that_does_not_end_in_time_is_killed_with_all_it_has_started(tmp_p
     until(lambda: not runs(tmp_path), "the end of its engine")
 
 
-def gpus(environ: Mapping[str, str] | None = None, **settings: float) -> Gpus:
-    return find_gpus(LocalSettings.model_validate(settings), environ or {})
+def gpus(
+    environ: Mapping[str, str] | None = None, *, gpus: int | None = None, gib: float = 0.0
+) -> Gpus:
+    return find_gpus(LocalSettings(gpus=gpus), environ or {}, gib)
 
 
 def test_all_gpus_are_used(found: Path) -> None:
@@ -233,12 +235,12 @@ def test_more_gpus_than_there_are_are_refused(found: Path) -> None:
 def test_memory_that_is_not_told_is_unknown(found: Path) -> None:
     found.write_text("NVIDIA GB10, [N/A]\n")
     assert gpus()[2:] == ("NVIDIA_GB10", 0.0)
-    assert gpus(gpu_memory_gib=100)[2:] == ("NVIDIA_GB10", 100.0)
+    assert gpus(gib=100)[2:] == ("NVIDIA_GB10", 100.0)
 
 
 def test_gpus_of_amd_are_those_that_the_environment_names() -> None:
     environ = {"ROCR_VISIBLE_DEVICES": "2,GPU-1a", "CUDA_VISIBLE_DEVICES": "7"}
-    assert gpus(environ, gpu_memory_gib=192) == (
+    assert gpus(environ, gib=192) == (
         ("2", "GPU-1a"), "ROCR_VISIBLE_DEVICES", "AMD", 192.0,
     )  # fmt: skip
 

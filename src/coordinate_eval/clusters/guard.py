@@ -1,8 +1,9 @@
 """A process that runs one job of `local.py` and ends with it.
 
-The guard reads the job's argv as a line of JSON from its standard input, and keeps reading. When
-its standard input closes, the guard ends the job. That happens when the job is cancelled, and when
-the process that started the guard ends, even by SIGKILL. So no job outlives its supervisor.
+The guard reads the job's argv from its standard input, as a line of JSON with a character for each
+byte, and keeps reading. When its standard input closes, the guard ends the job. That happens when
+the job is cancelled, and when the process that started the guard ends, even by SIGKILL. So no job
+outlives its supervisor.
 
 This file is run as a program and imports only the standard library: a guard takes 10 MiB, and
 starts in a few hundredths of a second.
@@ -22,9 +23,9 @@ END_SECONDS = 20.0
 
 def run() -> int:
     """Run the job until it ends. Return its exit status; 128 and the signal if one killed it."""
-    job = subprocess.Popen(
-        json.loads(sys.stdin.buffer.readline()), stdin=subprocess.DEVNULL, process_group=0
-    )
+    words = json.loads(sys.stdin.buffer.readline())
+    argv = [word.encode("latin-1") for word in words]
+    job = subprocess.Popen(argv, stdin=subprocess.DEVNULL, process_group=0)
     threading.Thread(target=_end_when_told, args=(job,), daemon=True).start()
     status = job.wait()
     if status >= 0:

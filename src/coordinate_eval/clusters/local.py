@@ -60,12 +60,6 @@ class LocalSettings(Record):
         description="GPUs of this machine to use; if not set, all that are found, or one trial "
         "without a GPU",
     )
-    gpu_memory_gib: float | None = Field(
-        default=None,
-        gt=0,
-        le=1e6,
-        description="memory of a GPU that its driver does not tell; if not set, no more than 16",
-    )
     cpus: int | None = Field(
         default=None,
         ge=1,
@@ -114,13 +108,22 @@ class _Task:
 
 
 class LocalCluster:
-    """This machine as a `Cluster`."""
+    """This machine as a `Cluster`.
+
+    Args:
+        settings: what of it may be used.
+        trial_memory_gib: memory of a trial beside its weights.
+        gpu_memory_gib: memory of a GPU whose driver does not tell it; 0 if unknown.
+    """
 
     name = "local"
     local = True
 
-    def __init__(self, settings: LocalSettings, trial_memory_gib: float) -> None:
+    def __init__(
+        self, settings: LocalSettings, trial_memory_gib: float = 0.0, gpu_memory_gib: float = 0.0
+    ) -> None:
         self._settings, self._trial_memory_gib = settings, trial_memory_gib
+        self._gpu_memory_gib = gpu_memory_gib
         self._session = _files.token()
         self._tasks: list[_Task] = []
         self._submitted = 0
@@ -131,7 +134,7 @@ class LocalCluster:
         Raises:
             UserError: there are fewer than the settings ask for.
         """
-        self._gpus = find_gpus(self._settings, os.environ)
+        self._gpus = find_gpus(self._settings, os.environ, self._gpu_memory_gib)
         self._cores = self._settings.cores + _MORE_CORES
         return self
 
@@ -277,17 +280,21 @@ class LocalCluster:
                     process_group=0,
                 )
             assert started.stdin is not None
-            started.stdin.write(json.dumps(job.argv).encode() + b"\n")
+            words = [os.fsencode(word).decode("latin-1") for word in job.argv]
+            started.stdin.write(json.dumps(words).encode() + b"\n")
         except (OSError, ForeignError) as error:
             task.end, task.reason = End.FAILED, str(error)
         else:
             task.guard, task.gpus = started, gpus
 
 
-def find_gpus(settings: LocalSettings, environ: Mapping[str, str]) -> Gpus:
+def find_gpus(
+    settings: LocalSettings, environ: Mapping[str, str], gpu_memory_gib: float = 0.0
+) -> Gpus:
     """Return the GPUs to use: those that the environment names, or all that are there.
 
-    AMD's are found only if the environment names them.
+    AMD's are found only if the environment names them. One has `gpu_memory_gib`, unless its driver
+    tells more exactly.
 
     Raises:
         UserError: there are fewer than the settings ask for.
@@ -309,7 +316,7 @@ def find_gpus(settings: LocalSettings, environ: Mapping[str, str]) -> Gpus:
             f"used{hidden}: set [local] gpus lower, or make more GPUs visible"
         )
     kind, _, memory = (found or ["AMD,"])[0].rpartition(",")
-    gib = settings.gpu_memory_gib or 0.0
+    gib = gpu_memory_gib
     with contextlib.suppress(ValueError):  # "[N/A]" if GPU and host share their memory
         gib = float(memory) / 1024
     used = tuple(names[: settings.gpus or len(names)])

@@ -41,8 +41,9 @@ class SlurmCluster:
     name = "slurm"
     local = False
 
-    def __init__(self, settings: SlurmSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: SlurmSettings, gpu_memory_gib: float = 0.0) -> None:
+        """Make it, for GPUs that have this memory where their type does not tell it."""
+        self._settings, self._gpu_memory_gib = settings, gpu_memory_gib
         places = settings.partition, settings.cpu_partition, settings.qos, settings.cpu_qos
         self._choice = any("," in names for names in places)
         """Jobs may start in several partitions, or with several QOS."""
@@ -137,7 +138,7 @@ class SlurmCluster:
             constraint=self._settings.constraint,
             whole=places.take_whole_nodes(),
             gpu_type=self._settings.gpu_type,
-            gpu_memory_gib=self._settings.gpu_memory_gib or 0.0,
+            gpu_memory_gib=self._gpu_memory_gib,
             memory=bool(self._settings.memory),
             wake=self._settings.wake_nodes,
             excluded=places.excluded,

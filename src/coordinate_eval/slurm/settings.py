@@ -49,13 +49,6 @@ class SlurmSettings(Record):
         pattern=r"^[A-Za-z0-9_.+-]{0,100}$",
         description="type of the GPUs for which Slurm has no type, such as h100",
     )
-    gpu_memory_gib: float | None = Field(
-        default=None,
-        gt=0,
-        le=1e6,
-        description="memory of a GPU whose type does not tell it; if not set, the smaller one of "
-        "that type, and of an unknown type no more than 16",
-    )
     constraint: str = Field(default="", description="features that nodes with GPUs must have")
     exclude: str = Field(
         default="",

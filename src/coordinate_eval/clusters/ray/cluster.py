@@ -45,13 +45,6 @@ class RaySettings(Record):
         description="head of the Ray cluster, HOST:PORT, or auto: that of RAY_ADDRESS, as if not "
         "set",
     )
-    gpu_memory_gib: float | None = Field(
-        default=None,
-        gt=0,
-        le=1e6,
-        description="memory of a GPU that Ray does not tell; if not set, the smaller one of its "
-        "type, and of an unknown type no more than 16",
-    )
 
 
 class RayCluster:

@@ -114,9 +114,9 @@ def _of_kind(kind: str, nodes: Sequence[Node]) -> Finding:
     return warning(
         check,
         f"{found}; {unknown}",
-        "no model that needs more than 16 GiB is planned: set [slurm] gpu_type, or gpu_memory_gib "
-        "there, in [local] or in [ray], or have types configured (in Slurm `Gres=gpu:h100:8`, in "
-        "Ray the resource accelerator_type:H100)",
+        "no model that needs more than 16 GiB is planned: set gpu_memory_gib, or [slurm] gpu_type, "
+        "or have types configured (in Slurm `Gres=gpu:h100:8`, in Ray the resource "
+        "accelerator_type:H100)",
     )
 
 

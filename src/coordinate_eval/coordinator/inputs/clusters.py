@@ -83,13 +83,14 @@ def patiently(ask: Callable[[], T]) -> T:
 def _slurm(settings: Settings) -> Cluster:
     from coordinate_eval.slurm.cluster import SlurmCluster
 
-    return SlurmCluster(settings.slurm)
+    return SlurmCluster(settings.slurm, settings.gpu_memory_gib or 0.0)
 
 
 def _local(settings: Settings) -> Cluster:
     from coordinate_eval.clusters.local import LocalCluster
 
-    return LocalCluster(settings.local, settings.trial.memory_gib)
+    memory = settings.gpu_memory_gib or 0.0
+    return LocalCluster(settings.local, settings.trial.memory_gib, memory)
 
 
 def _ray(settings: Settings) -> Cluster:
@@ -99,7 +100,7 @@ def _ray(settings: Settings) -> Cluster:
 
     folders = {name: getattr(settings, name) for name in FOLDERS}
     paths = {name: Path(folder).expanduser() for name, folder in folders.items()}
-    memory = settings.ray.gpu_memory_gib or 0.0
+    memory = settings.gpu_memory_gib or 0.0
     return RayCluster(settings.ray.address, paths, memory, settings.gpu_type)
 
 

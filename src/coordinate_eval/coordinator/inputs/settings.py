@@ -337,6 +337,13 @@ class Settings(Record):
         description="the GPU type to use, such as h100; if not set, the one whose free GPUs are "
         "fastest together",
     )
+    gpu_memory_gib: float | None = Field(
+        default=None,
+        gt=0,
+        le=MOST_GIB,
+        description="memory of a GPU whose type does not tell it; if not set, the smaller one of "
+        "that type, and of an unknown type no more than 16",
+    )
     objective: Literal["makespan", "gpu-hours"] = Field(
         default="makespan", description="what a plan minimizes: makespan or gpu-hours"
     )

@@ -166,8 +166,8 @@ def _degree(demand: Demand, kind: tuple[str, float], gpus_per_node: int) -> int:
         named = f"Their type, {gpu_type}, does not tell it" if gpu_type else "They have no type"
         raise UserError(
             f"the memory of the GPUs is not known, and this model needs more than "
-            f"{LEAST_GPU_MEMORY_GIB:g} GiB. {named}: set gpu_memory_gib, in config.toml under "
-            "[slurm], [local] or [ray], in a cluster file for each node"
+            f"{LEAST_GPU_MEMORY_GIB:g} GiB. {named}: set gpu_memory_gib, in "
+            "config.toml or, for each node, in a cluster file"
         ) from error
 
 

@@ -32,6 +32,7 @@ _PLACES = (
     "max_nodes",
     "max_gpus",
     "gpu_type",
+    "gpu_memory_gib",
     "queue",
     "objective",
     "restraint",
