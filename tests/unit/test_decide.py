@@ -25,7 +25,7 @@ from tests.incidents import incident
 from coordinate_eval.clusters.protocol import End, State, TaskStatus
 from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
 from coordinate_eval.coordinator.run.records import TrialProgress
-from coordinate_eval.coordinator.supervisor.decide import decide
+from coordinate_eval.coordinator.supervisor.decide import MOST_LOGS, decide
 from coordinate_eval.coordinator.supervisor.decisions import ends
 from coordinate_eval.coordinator.supervisor.decisions import values as d
 
@@ -62,6 +62,19 @@ def test_a_node_is_released_when_its_trials_have_ended() -> None:
     assert d.Release(0, "n2") not in actions
     again = facts(submitted=submitted(*names), tasks=running, released=frozenset({(0, "n1")}))
     assert d.Release(0, "n1") not in decide(RUN, DIR, again)
+
+
+def test_no_node_is_released_before_it_is_written_how_its_trials_ended() -> None:
+    names = [*KEEP, *TRIAL]
+    ended = [*tasks(KEEP[0], State.RUNNING), *tasks(TRIAL[0], State.ENDED, State.ENDED)]
+    known = facts(submitted=submitted(*names), tasks=ended, observed=[incident("n1-0")])
+    actions = decide(RUN, DIR, known)
+    (judged,) = (n for n, action in enumerate(actions) if isinstance(action, d.Judge))
+    assert judged < actions.index(d.Release(0, "n1"))
+    many = [incident(f"n1-{number}") for number in range(MOST_LOGS + 1)]
+    waits = decide(RUN, DIR, replace(known, observed=many))
+    assert [len(a.incidents) for a in waits if isinstance(a, d.Judge)] == [MOST_LOGS]
+    assert not any(isinstance(action, d.Release) for action in waits)
 
 
 def test_claims_of_ended_tasks_are_revoked_and_only_those() -> None:

@@ -87,8 +87,9 @@ def test_a_checkpoint_begins_when_answers_and_gpus_are_there(
     gpus: int, spare: int, begin: float
 ) -> None:
     costs = [cost("a", 10, judge_seconds=100, scoring=7), cost("b", 200), cost("c", 50)]
-    work = JudgeWork(questions=1, gpus=gpus)
+    work = JudgeWork(questions=1, gpus=gpus, gpu_type="h200", weights_gib=14.0)
     found = judged(work, costs, timeline(costs, "ab", "c"), spare)
+    assert JudgeWork.model_validate(found.model_dump()) == work  # its job asks for that
     assert (found.begin_seconds, found.end_seconds) == (begin, begin + 100 + 7)
     late = judged(work, costs, timeline(costs, "ba", "c"), spare)
     assert late.begin_seconds >= 211

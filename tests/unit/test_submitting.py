@@ -235,6 +235,16 @@ def test_a_refused_metric_array_is_not_tried_for_ever(desk: Desk) -> None:
     assert ended == Finish(f"the scheduler refused {METRIC} {MAX_REFUSALS} times in a row: no")
 
 
+def test_a_refusal_after_hours_of_waiting_for_room_is_the_first_of_its_kind(desk: Desk) -> None:
+    now = 0.0
+    for error in (*[SubmitLater("no room")] * MAX_REFUSALS, SubmitRefused("no")):
+        desk.cluster.error = error
+        now += LONGEST_PAUSE_SECONDS
+        assert desk.submit(METRIC, now) is None
+    (refused,) = _files.read_record(desk.dir.refused, Refusals).jobs
+    assert (refused.tries, refused.again) == (1, now + FIRST_PAUSE_SECONDS)
+
+
 @pytest.mark.parametrize("name", [TRIAL[0], METRIC])
 def test_settings_that_are_refused_end_the_run_at_once(desk: Desk, name: str) -> None:
     desk.cluster.error = SettingsRefused("correct [slurm] account")

@@ -4,7 +4,7 @@ A `Job` is the same on every cluster: an argv that starts one of this program's 
 submission has a name of its own. If the answer to a submission is lost, `poll` finds the job by
 its name before it is submitted again.
 
-To add a scheduler, write a class with this protocol and add it to `clusters.py`.
+To add a scheduler, write a class with this protocol and add it to `coordinator/inputs/clusters.py`.
 """
 
 import math

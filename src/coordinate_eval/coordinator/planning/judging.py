@@ -61,9 +61,7 @@ def judged(
         for complete, seconds in sorted(each, key=itemgetter(0)):
             end = max(end, complete) + seconds
     scoring = max((cost.score_seconds for cost in asked.values()), default=0.0)
-    return PlanJudge(
-        questions=work.questions, gpus=work.gpus, begin_seconds=begin, end_seconds=end + scoring
-    )
+    return PlanJudge(**work.model_dump(), begin_seconds=begin, end_seconds=end + scoring)
 
 
 def _free(timeline: Timeline, gpus: int) -> float:

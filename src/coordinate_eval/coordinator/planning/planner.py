@@ -94,7 +94,7 @@ def plan_on_capacity(
 
     With `first_signal`, trials begin with a slice of every dataset (see `signal_slices`), where
     that keeps the makespan within `SIGNAL_PRICE`. What a `judge` is asked about comes as early as
-    the last score wants it; a judge's own run may use `spare_gpus` in addition to it. Neither
+    the last score wants it; the job of a checkpoint that judges may use `spare_gpus` too. Neither
     makes the makespan longer than `latest`, in seconds, if it could be shorter.
 
     Raises:
@@ -231,7 +231,7 @@ class _Dealer:
     """The makespan that no plan beats, in seconds."""
     judge: JudgeWork | None
     spare_gpus: int
-    """GPUs in addition to the capacity that a judge's own run may use."""
+    """GPUs beside the capacity, for the job of a checkpoint that judges."""
     latest: float
     """Longest makespan wanted, in seconds."""
 

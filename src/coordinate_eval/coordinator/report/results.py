@@ -308,7 +308,7 @@ def _last_words(run_dir: RunDir, run: Run, kind: Pullers) -> list[str]:
 def reasons(results: Mapping[str, Any] | None) -> list[str]:
     """Return why a run ended incomplete, a line for each reason, from its `results.json`.
 
-    First the errors of building, trials and keepers with their logs, then why the run was given
+    First the errors of jobs with their logs, and refused jobs, then why the run was given
     up, then the datasets without results, those that need the same together.
     """
     if results is None:

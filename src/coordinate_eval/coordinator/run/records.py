@@ -202,7 +202,10 @@ class RoundNode(Record):
 
 
 class Round(Record):
-    """Nodes asked for together. The next round begins when all trials of this one have ended."""
+    """Nodes asked for together.
+
+    Later rounds replace lost trials beside it, or do what is left when all its trials have ended.
+    """
 
     number: int
     created: float
@@ -251,7 +254,8 @@ class Refusal(Record):
 
     job: str = Field(description="name of the last one")
     words: str = Field(description="of the scheduler")
-    tries: int = Field(description="in a row")
+    tries: int = Field(description="in a row, that may or that may not pass by themselves")
+    passes: bool = Field(default=False, description="whether this may pass by itself")
     since: float
     again: float | None = Field(description="time of the next try; None if there is none")
 

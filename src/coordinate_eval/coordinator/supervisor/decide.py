@@ -40,19 +40,23 @@ from coordinate_eval.coordinator.supervisor.decisions.values import (
 MOST_LOGS = 32
 """Logs that are read between two polls: each takes a fraction of a second."""
 
-_FREES = (Release, Cancel, EndHung, Revoke)
+_FIRST = (Judge, Release, Cancel, EndHung, Revoke)
 
 
 def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     """Return the actions that are due now, in order.
 
-    What frees nodes comes before what submits jobs: an error there ends a pass.
+    What frees nodes comes before what submits jobs: an error there ends a pass. Incidents are
+    judged before nodes are released, and while some have to wait no node is: of a round whose nodes
+    are all released nobody asks any more how its trials ended.
     """
     if facts.cancelled:
         return [Finish("cancelled")]
     actions = end_vain_wait(run, facts) or _due(run, run_dir, facts)
-    frees = [action for action in actions if isinstance(action, _FREES)]
-    return frees + [action for action in actions if not isinstance(action, _FREES)]
+    if len(facts.observed) > MOST_LOGS:
+        actions = [action for action in actions if not isinstance(action, Release)]
+    first = [action for action in actions if isinstance(action, _FIRST)]
+    return first + [action for action in actions if not isinstance(action, _FIRST)]
 
 
 def _due(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:

@@ -199,13 +199,14 @@ class Submitter:
             self._record(job, None, str(error))
             return self._end(run, job, words, facts) if settings else None
         last = self._refused.get(what)
-        tries = last.tries + 1 if last is not None else 1
+        tries = last.tries + 1 if last is not None and last.passes is later else 1
         pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, 16))
         given_up = settings or (tries >= MAX_REFUSALS and not later)
         self._refused[what] = Refusal(
             job=job.name,
             words=words,
             tries=tries,
+            passes=later,
             since=last.since if last is not None else facts.now,
             again=None if given_up else facts.now + pause,
         )

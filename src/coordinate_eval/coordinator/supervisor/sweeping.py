@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.run.records import JudgeProgress, Run, StagePro
 from coordinate_eval.coordinator.run.rounds import read_rounds, read_trials_of
 from coordinate_eval.coordinator.supervisor.ending import wait_for_jobs
 from coordinate_eval.coordinator.workers.on_node import node_memory
-from coordinate_eval.errors import ClusterError, RecordError, SubmitRefused
+from coordinate_eval.errors import ClusterError, RecordError, SubmitRefused, UserError
 
 SWEEP_SECONDS = 30.0
 """Time that sweepers get to begin and end before they are cancelled."""
@@ -59,7 +59,7 @@ def sweep(
         try:
             cluster.submit(jobs.sweeper_job(run, run_dir, node))
             swept.append(node)
-        except SubmitRefused:
+        except (SubmitRefused, UserError):  # such as a reservation that has ended
             continue
         except (ClusterError, OSError):
             break

@@ -24,7 +24,7 @@ from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.run.starting.create import submit_supervisor
 from coordinate_eval.coordinator.run.starting.rescoring import create_rescoring, rescoring
-from coordinate_eval.errors import SubmitRefused
+from coordinate_eval.errors import SubmitRefused, UserError
 from coordinate_eval.evaluators.engines import base as engines
 
 
@@ -59,11 +59,11 @@ def rescore_run(
             "and answers on GPUs that are free when they are written"
         )
     with working_in(str(work_folder(found))), cluster:
-        if cluster.local or wait:
-            return supervise(found, made, cluster, as_json=as_json, strict=True)
         try:
+            if cluster.local or wait:
+                return supervise(found, made, cluster, as_json=as_json, strict=True)
             submitted = submit_supervisor(found, made, cluster)
-        except SubmitRefused:
+        except (SubmitRefused, UserError):
             if not (_files.names(found.jobs_folder) or found.results.exists()):
                 shutil.rmtree(found.root)
                 forget(settings, made.id)

@@ -45,19 +45,11 @@ class Overtaken(NoRoom):
 class OtherRuns:
     """The user's other runs on this scheduler, for the supervisor of one run.
 
-    On a cluster of this process there are none, and nothing is limited. `nodes` are to be planned
-    on there, instead of what is free.
+    On this machine (`cluster.local`) there are none, and nothing is limited.
     """
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        run: Run,
-        cluster: Cluster,
-        nodes: tuple[list[Node], list[Busy]] | None = None,
-    ) -> None:
+    def __init__(self, run_dir: RunDir, run: Run, cluster: Cluster) -> None:
         self._dir, self._run, self._cluster = run_dir, run, cluster
-        self._nodes = nodes
         self._prefix = jobs.prefix(run)
         self._file = promise_file(run)
         self._alone = cluster.local
@@ -75,7 +67,7 @@ class OtherRuns:
         the nodes come first that they leave to it, and those last that older runs will choose.
         """
         self._run = run
-        nodes, busy = self._nodes or self._cluster.nodes()
+        nodes, busy = self._cluster.nodes()
         if self._alone:
             return nodes, busy
         settings = run.settings
