@@ -229,6 +229,9 @@ def test_a_checkpoint_judges_on_gpus_when_all_questions_are_written() -> None:
     )
     assert job.memory_mib > 100 * 1024
     assert job.needs == ()
+    # A shard that is given up stays without responses for ever.
+    given_up = replace(first, tasks=[], claimable={**NOTHING, "answers": [SPANS[2]]})
+    assert JUDGE_JOB in submits(decide(run, DIR, given_up))
 
 
 def test_a_judge_that_is_away_is_waited_for_only_while_other_work_goes_on() -> None:

@@ -135,10 +135,11 @@ def test_a_job_that_waits_is_withdrawn(local: Callable[..., Trial]) -> None:
     assert not (trial.folder / "second.log").exists()
 
 
-def test_what_a_killed_job_has_started_ends_with_it(local: Callable[..., Trial]) -> None:
+@pytest.mark.parametrize("ends", ["kill -9 $$", "exit 3", "exit 0"])
+def test_what_a_job_has_started_ends_with_it(local: Callable[..., Trial], ends: str) -> None:
     trial = local()
-    trial.submit("killed", f"{ENGINE} kill -9 $$")
-    assert trial.ended("killed") == {End.FAILED}
+    trial.submit("job", f"{ENGINE} {ends}")
+    assert trial.ended("job") == {End.COMPLETED if ends == "exit 0" else End.FAILED}
     until(lambda: not runs(trial.folder), "the end of its engine")
 
 

@@ -3,8 +3,9 @@
 import errno
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from tests.decisions import make_run
@@ -15,9 +16,11 @@ from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.claiming.work import Piece
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.workers.metric import MetricJob
 from coordinate_eval.coordinator.workers.pull import Puller, pull
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import Shard, Span
+from coordinate_eval.evaluators.sandbox.sandbox import Sandbox, SandboxError
+from coordinate_eval.records import Answer, Question, QuestionKind, Shard, Span
 
 PORTION = Span("a", 0, 5)
 
@@ -67,6 +70,21 @@ def test_storage_that_fails_on_and_on_ends_a_job_without_a_piece_to_blame(
         pull(RunDir(tmp_path), run, job, sleep=lambda _: None)
     assert job.tries == MAX_DEATHS
     assert Ledger(RunDir(tmp_path), "answers").claimable([PORTION]) == [PORTION]
+
+
+def test_a_node_that_starts_no_program_gives_no_verdict(tmp_path: Path, run: Run) -> None:
+    class Full:
+        def run_many(self, questions: Iterable[Question], workers: int) -> Iterator[Answer]:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    question = Question(id="q", kind=QuestionKind.PROGRAM, content="", timeout_seconds=1.0)
+    run_dir, ledger = RunDir(tmp_path), Ledger(RunDir(tmp_path), "answers")
+    _files.write(run_dir.questions(PORTION), question.line())
+    for _ in range(MAX_DEATHS + 1):
+        with pytest.raises(SandboxError, match="temporarily unavailable"):
+            pull(run_dir, run, MetricJob(cast("Sandbox", Full())), sleep=lambda _: None)
+    assert ledger.claimable([PORTION]) == [PORTION]
+    assert not ledger.deaths_while_running([PORTION])
 
 
 def test_an_error_that_is_no_fault_of_the_piece_ends_the_job_and_gives_it_back(

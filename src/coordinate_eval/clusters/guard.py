@@ -28,10 +28,8 @@ def run() -> int:
     job = subprocess.Popen(argv, stdin=subprocess.DEVNULL, process_group=0)
     threading.Thread(target=_end_when_told, args=(job,), daemon=True).start()
     status = job.wait()
-    if status >= 0:
-        return status
     _kill_group(job)
-    return 128 - status
+    return status if status >= 0 else 128 - status
 
 
 def _end_when_told(job: subprocess.Popen[bytes]) -> None:

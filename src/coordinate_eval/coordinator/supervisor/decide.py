@@ -40,23 +40,26 @@ from coordinate_eval.coordinator.supervisor.decisions.values import (
 MOST_LOGS = 32
 """Logs that are read between two polls: each takes a fraction of a second."""
 
-_FIRST = (Judge, Release, Cancel, EndHung, Revoke)
+_ORDER = ((Cancel,), (Judge,), (Release, EndHung, Revoke))
 
 
 def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     """Return the actions that are due now, in order.
 
-    What frees nodes comes before what submits jobs: an error there ends a pass. Incidents are
-    judged before nodes are released, and while some have to wait no node is: of a round whose nodes
-    are all released nobody asks any more how its trials ended.
+    An error ends a pass. So what frees nodes comes before what submits jobs, and first what needs
+    no file for that. Incidents are judged before nodes are released, and while some have to wait no
+    node is: of a round whose nodes are all released nobody asks any more how its trials ended.
     """
     if facts.cancelled:
         return [Finish("cancelled")]
     actions = end_vain_wait(run, facts) or _due(run, run_dir, facts)
     if len(facts.observed) > MOST_LOGS:
         actions = [action for action in actions if not isinstance(action, Release)]
-    first = [action for action in actions if isinstance(action, _FIRST)]
-    return first + [action for action in actions if not isinstance(action, _FIRST)]
+    return sorted(actions, key=_rank)
+
+
+def _rank(action: Action) -> int:
+    return next((n for n, kinds in enumerate(_ORDER) if isinstance(action, kinds)), len(_ORDER))
 
 
 def _due(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:

@@ -9,6 +9,7 @@ from coordinate_eval._format import plural
 from coordinate_eval.clusters.protocol import Cluster, Job, State, TaskStatus
 from coordinate_eval.coordinator.incidents.avoided import read_avoided
 from coordinate_eval.coordinator.incidents.bad_nodes import suspected_nodes
+from coordinate_eval.coordinator.incidents.incident import read_incidents
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, is_pullers, kind_of
 from coordinate_eval.coordinator.run.claiming.work import work_left
@@ -170,6 +171,9 @@ class Submitter:
         now = time.time()
         suspected = suspected_nodes(self._dir, run, now)
         avoided = read_avoided(run.settings, now).keys() | suspected.keys()
+        if kind_of(run, job.name) is Pullers.JUDGE:
+            incidents = read_incidents(self._dir)
+            avoided |= {each.node for each in incidents if each.kind is Pullers.JUDGE}
         if not avoided:
             return job
         try:
@@ -223,7 +227,7 @@ class Submitter:
                 for task in facts.tasks
             )
         else:
-            goes_on = bool(facts.unpublished or facts.open_claims) or any(
+            goes_on = bool(facts.to_come(run) or facts.open_claims) or any(
                 facts.waiting_for(run, other)
                 and other not in self._refused
                 and is_hopeful(run, facts, other)

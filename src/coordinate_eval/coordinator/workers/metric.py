@@ -84,8 +84,8 @@ class MetricJob(Puller):
                     answer = verdict(self._sandbox, question, suspect=deaths[question.id] > 0)
                 else:
                     answer = Answer(id=question.id, passed=False, result=DEADLY, seconds=0.0)
+                writer.note_running("")  # what fails from here on is not the program's fault
                 writer.write(answer.line())
-                writer.note_running("")
             writer.publish()
 
     def give_up(self, piece: Piece, error: Exception) -> None:
@@ -117,9 +117,16 @@ def verdict(
 
 
 def _run(sandbox: Sandbox, question: Question) -> Answer:
-    """Run a program. A signal to this process ends it."""
+    """Run a program. A signal to this process ends it.
+
+    Raises:
+        SandboxError: the program could not be started.
+    """
     # A job has one core: a second program at the same time would slow the first one.
-    (answer,) = sandbox.run_many([question], workers=1)
+    try:
+        (answer,) = sandbox.run_many([question], workers=1)
+    except OSError as error:  # such as a node without processes, memory or space to spare
+        raise SandboxError(f"a program could not be started: {error}") from error
     return answer
 
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from coordinate_eval.evaluators.sandbox.inside import show
+from coordinate_eval.evaluators.sandbox.inside import call, show
 
 BEGIN, END = b"begin", b"end"
 """What the mother is told, and says when a child has ended."""
@@ -31,6 +31,8 @@ MOST_BYTES = 100_000
 
 FILES = 4
 """Open files that a child gets: commands, replies, responses and answers."""
+
+_PR_SET_PDEATHSIG = 1
 
 _LOOK_SECONDS = 0.2
 _PAUSE_SECONDS = 0.001
@@ -45,13 +47,14 @@ def fork_for_each(control: socket.socket, score: Callable[[list[int]], None]) ->
     """
     alone = os.getpid() == 1
     mounted = _mounted() if alone else []
+    mother = os.getpid()
     while True:
         said, files, _, _ = socket.recv_fds(control, len(BEGIN), FILES, socket.MSG_CMSG_CLOEXEC)
         if not said:
             return
         child = os.fork()
         if child == 0:
-            _be_a_child(control, score, files)
+            _be_a_child(control, score, files, mother)
         for file in files:
             os.close(file)
         _end(control, child)
@@ -68,11 +71,14 @@ def fork_for_each(control: socket.socket, score: Callable[[list[int]], None]) ->
 
 
 def _be_a_child(
-    control: socket.socket, score: Callable[[list[int]], None], files: list[int]
+    control: socket.socket, score: Callable[[list[int]], None], files: list[int], mother: int
 ) -> None:
-    """Score, and end."""
+    """Score, and end. The kernel ends a child whose mother was killed."""
     status = 1
     try:
+        call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != mother:
+            return
         control.close()
         os.setpgid(0, 0)
         show(True)  # whoever watches has to see what it uses

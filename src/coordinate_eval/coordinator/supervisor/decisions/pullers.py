@@ -27,7 +27,7 @@ def more_pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: i
 
     `busy` of those that are there have work.
     """
-    if kind is Pullers.SCORE and facts.job_limit and facts.unpublished:
+    if kind is Pullers.SCORE and facts.job_limit and facts.to_come(run):
         return []  # it would stay until all is scored, in the place of trials
     if kind is Pullers.JUDGE and run.settings.judge.checkpoint and facts.expects_questions(run):
         return []  # its GPUs would wait for them
@@ -45,7 +45,9 @@ def more_pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: i
         return []
     # Where nothing waits for them, those before may have ended because none can run here.
     pause = ARRAY_PAUSE_SECONDS * (1 if waiting else len(arrays))
-    if (alive or not waiting) and facts.now - last < pause:
+    # The server of a checkpoint that judges may have failed for what passes.
+    serves = kind is Pullers.JUDGE and bool(run.settings.judge.checkpoint)
+    if (alive or not waiting or serves) and facts.now - last < pause:
         return []
     # More work is to come when the first ones start.
     count = wanted - free if arrays else useful_pullers(run, kind, facts.cores)
@@ -66,7 +68,7 @@ def is_hopeful(run: Run, facts: Facts, kind: Pullers) -> bool:
     if facts.judge.asked_no_more:
         return False
     others = [each for each in Pullers if each is not Pullers.JUDGE]
-    return bool(facts.unpublished) or any(
+    return bool(facts.to_come(run)) or any(
         facts.held_by(run, each) or (facts.waiting_for(run, each) and is_hopeful(run, facts, each))
         for each in others
     )

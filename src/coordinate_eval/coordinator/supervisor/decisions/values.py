@@ -176,10 +176,21 @@ class Facts:
             for span in spans
         )
 
+    def to_come(self, run: Run) -> Sequence[Span]:
+        """Return the shards without responses, while a trial works on some or can claim some.
+
+        Those that are left when there is neither are given up: no response comes.
+        """
+        held = any(ledger == "outputs" for ledger, _ in self.open_claims)
+        trials = held or any(
+            task.state is not State.ENDED and jobs.is_trials(run, task.name) for task in self.tasks
+        )
+        return self.unpublished if trials or self.claimable["outputs"] else ()
+
     def expects_questions(self, run: Run) -> bool:
         """Return whether some questions to the judge are still to be written."""
         held = [each.span for ledger, each in self.open_claims if ledger == "questions"]
-        pending = [*self.unpublished, *self.claimable.get("questions", ()), *held]
+        pending = [*self.to_come(run), *self.claimable.get("questions", ()), *held]
         return any(span.dataset in run.judged for span in pending)
 
     def held_by(self, run: Run, kind: Pullers) -> int:

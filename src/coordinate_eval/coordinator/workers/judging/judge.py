@@ -44,6 +44,7 @@ from coordinate_eval.coordinator.workers.judging.answers import (
     most_tokens,
 )
 from coordinate_eval.coordinator.workers.judging.own_server import (
+    CONCURRENCY,
     ServerEnded,
     own_server,
     this_node,
@@ -80,8 +81,13 @@ async def _until_signalled(run_dir: RunDir, run: Run) -> int:
     """Work until the end or a signal: then what was in flight is given back."""
     loop = asyncio.get_running_loop()
     work = asyncio.create_task(_work(run_dir, run))
+
+    def stop() -> None:
+        if not work.cancelling():  # a second signal would cancel the clean-up
+            work.cancel()
+
     for known in (signal.SIGTERM, signal.SIGUSR1):
-        loop.add_signal_handler(known, work.cancel)
+        loop.add_signal_handler(known, stop)
     try:
         return await work
     except asyncio.CancelledError:
@@ -138,6 +144,9 @@ class _JudgeJob:
     def __init__(self, run_dir: RunDir, run: Run) -> None:
         self._dir, self._run = run_dir, run
         self._settings = run.settings.judge
+        self._concurrency = self._settings.concurrency
+        if self._settings.checkpoint:  # its engine is to be full
+            self._concurrency = max(CONCURRENCY, self._concurrency)
         self._ledger = Ledger(run_dir, "answers")
         cache = Path(run.settings.cache_dir).expanduser()
         self._kept = KeptAnswers(cache, self._settings.name)
@@ -212,8 +221,8 @@ class _JudgeJob:
         Raises:
             UserError: the checkpoint cannot be used.
             Spent: the budget is too small for them.
-            ServerEnded: the server has ended, or does not answer.
-            JudgeRefuses, JudgeSilent: there is no sense in going on.
+            ServerEnded: the server has ended, or does not answer, or this node is at fault.
+            JudgeRefuses: there is no sense in going on.
         """
         try:
             while await self._open_one():
@@ -227,6 +236,12 @@ class _JudgeJob:
                 await server.answers()
                 self._noted = 0.0
                 await server.while_it_runs(self.work(server.endpoint))
+        except JudgeSilent as error:
+            raise ServerEnded(str(error)) from error
+        except UserError as error:
+            if isinstance(error.__cause__, OSError):  # of this node's memory or storage
+                raise ServerEnded(str(error)) from error
+            raise
         finally:
             self._give_back()
             self._nodes = [name for name in self._nodes if name != this_node()]
@@ -261,7 +276,7 @@ class _JudgeJob:
 
     async def _open_some(self) -> None:
         """Open portions until enough questions are queued, or none is free."""
-        while len(self._queue) < self._settings.concurrency and not self._leaving:
+        while len(self._queue) < self._concurrency and not self._leaving:
             check_there(self._dir)
             if not await self._open_one():
                 return
@@ -325,7 +340,7 @@ class _JudgeJob:
         Raises:
             Spent: it allows none, and nothing is in flight.
         """
-        while self._queue and len(self._running) < self._settings.concurrency:
+        while self._queue and len(self._running) < self._concurrency:
             tokens = self._flying_tokens + most_tokens(self._queue[0])
             why_not = self._budget.why_not(len(self._running) + 1, tokens)
             if why_not:

@@ -45,8 +45,8 @@ START_SECONDS: Final = 3600.0
 LOOK_SECONDS: Final = 0.2
 """Time between two looks whether it answers."""
 
-_END_SECONDS: Final = 20.0
-"""Time that it gets to end by itself."""
+_END_SECONDS: Final = 10.0
+"""Time that it gets to end by itself: less than a job has that is told to end."""
 
 _KEY = "COORDINATE_EVAL_JUDGE_SERVER_KEY"
 """Environment variable of the server with its key."""
@@ -162,12 +162,14 @@ async def _copied(run_dir: RunDir, run: Run, weights: StagedWeights, judge: Chec
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """End the server with all of its processes."""
-    with contextlib.suppress(ProcessLookupError, TimeoutError):
-        process.terminate()
-        async with asyncio.timeout(_END_SECONDS):
-            await process.wait()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        with contextlib.suppress(ProcessLookupError, TimeoutError):
+            process.terminate()
+            async with asyncio.timeout(_END_SECONDS):
+                await process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
 
 
