@@ -27,3 +27,11 @@ def test_no_module_imports_from_a_test_module_or_a_conftest() -> None:
         if name.startswith((".", "tests.")) and tests & set(name.split("."))
     }
     assert not found
+
+
+def test_modules_have_names_of_their_own() -> None:
+    """Pytest imports a module below a folder that is no package by its name alone."""
+    names = [
+        path.name for path in TESTS.rglob("test_*.py") if not (path.parent / "__init__.py").exists()
+    ]
+    assert len(names) == len(set(names)), [name for name in set(names) if names.count(name) > 1]
