@@ -271,7 +271,10 @@ def test_nothing_of_one_dataset_reaches_the_next(user: User, what: str) -> None:
     responses = {"evil": [f"{LEAVES[what]} and 1", "1"], "after": ["1"]}
     run_dir = make_scorable(user.root, user.tasks, responses)
     scored = wait_for(start_scorer(run_dir, user.environ, ordinary=user.ordinary), run_dir)
-    assert (scored.status, scored.errors) == (0, {}), scored.said
+    # A checkout below /tmp is among what the first one closes or moves, to its own harm.
+    harmed = {"evil"} if Path(sys.prefix).is_relative_to("/tmp") else set()
+    assert scored.status == 0, scored.said
+    assert scored.errors.keys() <= harmed, scored.said
     assert scored.results["after"].results["after"]["acc,none"] == 1.0
 
 
