@@ -233,10 +233,8 @@ class LocalCluster:
                 if status is not None:
                     _let_end(task.guard)
                     task.end = End.CANCELLED if task.cancelled else _end_of(status)
-        free, cores = (
-            self._free_gpus(),
-            self._cores - sum(self._cores_of(task.job) for task in self._running()),
-        )
+        free = self._free_gpus()
+        cores = self._cores - sum(self._cores_of(task.job) for task in self._running())
         for task in self._tasks:
             needs = self._cores_of(task.job)
             if task.waits and task.job.gpus <= len(free) and needs <= cores:
