@@ -32,7 +32,7 @@ from coordinate_eval.evaluators.engines import base
 
 asked = json.loads(sys.argv[1])
 folders = {name: Path(asked.pop(name)) for name in ("model", "socket")}
-base.serve("vllm", **folders, **asked)
+base.by_name("vllm").serve(**folders, **asked)
 """
 
 

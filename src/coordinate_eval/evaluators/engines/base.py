@@ -192,26 +192,3 @@ def start(
     return by_name(name).start(
         model, tensor_parallel=tensor_parallel, max_length=max_length, args=args, lighter=lighter
     )
-
-
-def serve(
-    engine: str,
-    model: Path,
-    *,
-    name: str,
-    socket: Path,
-    key: str,
-    tensor_parallel: int,
-    max_length: int,
-    args: dict[str, Any],
-) -> None:
-    """Serve a model in this process until a signal ends it. See `EngineModule.serve`."""
-    by_name(engine).serve(
-        model,
-        name=name,
-        socket=socket,
-        key=key,
-        tensor_parallel=tensor_parallel,
-        max_length=max_length,
-        args=args,
-    )

@@ -177,8 +177,7 @@ def serve(run_dir: RunDir, model: Path, socket: Path) -> None:
     """Serve the run's judge until a signal ends this process: the command `_serve`."""
     run = read_run(run_dir)
     judge = checkpoints.inspect(Path(run.settings.judge.checkpoint or ""))
-    engines.serve(
-        run.settings.engine.name,
+    engines.by_name(run.settings.engine.name).serve(
         model,
         name=run.settings.judge.model or "",
         socket=socket,
