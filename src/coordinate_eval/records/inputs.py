@@ -45,6 +45,16 @@ class Checkpoint(Record):
     activation_bytes_per_token: int = Field(
         default=0, description="of the model's width, all layers; 0 if not known"
     )
+    stages: int = Field(
+        default=1, description="most parts into which engines cut its layers, for pipelines"
+    )
+    experts: int = Field(default=0, description="of a layer; 0 if it is no mixture of experts")
+    splits: dict[str, int] = Field(
+        default={}, description="numbers that a tensor-parallel degree has to divide, by name"
+    )
+    expert_splits: dict[str, int] = Field(
+        default={}, description="the same, unless GPUs hold whole experts"
+    )
 
 
 class Prior(Record):

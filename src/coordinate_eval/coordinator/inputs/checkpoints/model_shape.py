@@ -1,14 +1,18 @@
 """The figures of a model in its config: its context, and what it keeps of each token."""
 
+from typing import Any
+
 from coordinate_eval import _format
 from coordinate_eval._text_config import HEADS, KV_HEADS, WIDTHS, TextConfig
 from coordinate_eval.coordinator.inputs.checkpoints.context import MOST_TOKENS, context
+from coordinate_eval.coordinator.inputs.checkpoints.fit import EXPERTS
 from coordinate_eval.errors import UserError
 
 _MOST_KV_BYTES = 2**40  # above any model's
+_VOCABULARY_PADDING = 64  # `DEFAULT_VOCAB_PADDING_SIZE` of vLLM
 
 
-def model_shape(config: TextConfig, dtype: str) -> dict[str, int]:
+def model_shape(config: TextConfig, dtype: str) -> dict[str, Any]:
     """Return the fields of `Checkpoint` that a config gives; families use different names.
 
     Args:
@@ -47,6 +51,25 @@ def model_shape(config: TextConfig, dtype: str) -> dict[str, int]:
         "kv_bytes_per_token": kv_bytes,
         "kv_heads": kv_heads,
         "activation_bytes_per_token": layers * width * item,
+        "stages": max(1, layers),
+        **_degrees(config),
+    }
+
+
+def _degrees(config: TextConfig) -> dict[str, Any]:
+    """Return what decides among how many GPUs a layer can be divided."""
+    number = config.number
+    vocabulary = number("padded_vocab_size", "vocab_size", most=MOST_TOKENS) or 0
+    experts, each = number(*EXPERTS) or 0, number("moe_intermediate_size", "expert_ffn_hidden_size")
+    dense = number("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
+    splits = {"vocabulary, padded": -(-vocabulary // _VOCABULARY_PADDING) * _VOCABULARY_PADDING}
+    if dense and (each or not experts):
+        splits["intermediate size"] = dense
+    of_experts = {"intermediate size of experts": each or dense} if experts else {}
+    return {
+        "experts": experts,
+        "splits": {name: value for name, value in splits.items() if value},
+        "expert_splits": {name: value for name, value in of_experts.items() if value},
     }
 
 

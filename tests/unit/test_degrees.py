@@ -1,0 +1,41 @@
+"""The degrees in which GPUs may share a model, from the numbers that they have to divide."""
+
+from coordinate_eval.coordinator.planning.places.degrees import Degrees, allowed
+from coordinate_eval.records import Checkpoint, CheckpointFormat
+
+
+def model(heads: int, kv_heads: int, *, stages: int = 1, **more: object) -> Checkpoint:
+    return Checkpoint(
+        path="/c", identity="", format=CheckpointFormat.SAFETENSORS, weights=[], files=[],
+        bytes=1, parameters=1, dtype="bfloat16", max_length=8192, attention_heads=heads,
+        kv_bytes_per_token=1, kv_heads=kv_heads, stages=stages,
+    ).model_copy(update=more)  # fmt: skip
+
+
+def tensors(found: list[Degrees]) -> list[int]:
+    return [each.tensor for each in found if each.expert == 1 and each.pipeline == 1]
+
+
+def test_a_degree_divides_the_heads_and_the_widths() -> None:
+    assert tensors(allowed(model(32, 8), 8)) == [1, 2, 4, 8]
+    assert tensors(allowed(model(24, 8), 8)) == [1, 2, 4, 8]
+    assert tensors(allowed(model(24, 3), 8)) == [1, 3, 6]
+    assert tensors(allowed(model(96, 12), 6)) == [1, 2, 3, 4, 6]
+    assert tensors(allowed(model(32, 8, splits={"width": 148}), 8)) == [1, 2, 4]
+    assert tensors(allowed(model(7, 1), 8)) == [1, 7]
+
+
+def test_whole_experts_need_not_be_cut() -> None:
+    mixture = model(64, 4, experts=128, expert_splits={"width": 12})
+    assert tensors(allowed(mixture, 8)) == [1, 2, 4]
+    assert Degrees(8, 1, 8) in allowed(mixture, 8)
+    assert all(each.expert == 1 for each in allowed(model(64, 4), 8))
+
+
+def test_a_pipeline_has_no_more_parts_than_layers_and_gpus() -> None:
+    found = allowed(model(128, 8, stages=126), 8, nodes=3)
+    assert Degrees(8, 3) in found
+    assert Degrees(4, 6) in found
+    assert max(each.tensor * each.pipeline for each in found) == 24
+    assert max(each.pipeline for each in allowed(model(8, 8, stages=3), 8, nodes=9)) == 3
+    assert found[0] == Degrees(1)
