@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from coordinate_eval.evaluators.judged.access import Access
 from coordinate_eval.evaluators.judged.endpoint import Endpoint
 from coordinate_eval.evaluators.judged.prompts import question_of
+from coordinate_eval.evaluators.servers.access import Access
 from coordinate_eval.records import Answer, Question
 from tests.runs import PATIENCE_SECONDS
 

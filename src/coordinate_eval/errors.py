@@ -13,8 +13,8 @@ CoordinateError
 │       ├── SubmitLater      it takes no more jobs now, and may take the same one later
 │       └── SettingsRefused  it takes no job of these settings
 ├── EngineError          an engine failed to start or to answer
-├── JudgeRefuses         the judge answers nothing of this run: its key, its name, its address
-├── JudgeSilent          the judge gave no usable answer; it may later
+├── ServerRefuses        a server answers nothing of this run: its key, its model, its address
+├── ServerSilent         a server gave no usable answer; it may later
 └── RecordError          a file of a run directory is missing, torn or of another version
 
 The command's exit status is 2 for UserError and SubmitRefused, 3 for ClusterSilent and SubmitLater,
@@ -86,12 +86,12 @@ class EngineError(CoordinateError):
     """An engine failed to start or to answer."""
 
 
-class JudgeRefuses(CoordinateError):
-    """The judge would answer no question. The text says why, and what to do."""
+class ServerRefuses(CoordinateError):
+    """A server would answer no question. The text says why, and what to do."""
 
 
-class JudgeSilent(CoordinateError):
-    """The judge gave no usable answer for a while. It may later. The text has its last words."""
+class ServerSilent(CoordinateError):
+    """A server gave no usable answer for a while. It may later. The text has its last words."""
 
 
 class RecordError(CoordinateError):

@@ -15,11 +15,11 @@ from tests.own_judge import TEMPLATE
 from tests.runs import PATIENCE_SECONDS, until
 from tests.tiny import need, shared_folder, tiny_model
 
-from coordinate_eval.errors import JudgeRefuses, JudgeSilent
+from coordinate_eval.errors import ServerRefuses, ServerSilent
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.evaluators.engines.common import probe
-from coordinate_eval.evaluators.judged.access import Access
 from coordinate_eval.evaluators.judged.endpoint import Endpoint
+from coordinate_eval.evaluators.servers.access import Access
 from coordinate_eval.records import Answer, Question, RequestKind
 
 KEY = "sk-of-this-test"
@@ -82,7 +82,7 @@ def access(socket: str, model: str = "judge", key: str = KEY) -> Access:
 def _is_up(socket: str) -> bool:
     try:
         asyncio.run(_check(access(socket)))
-    except JudgeSilent:
+    except ServerSilent:
         return False
     return True
 
@@ -147,12 +147,12 @@ def test_what_its_context_cannot_hold_is_refused_by_words_that_are_understood(so
 
 def test_key_model_and_context_are_known_before_anything_is_asked(socket: str) -> None:
     assert asyncio.run(_check(access(socket))) == CONTEXT
-    with pytest.raises(JudgeRefuses, match="refuses the key"):
+    with pytest.raises(ServerRefuses, match="refuses the key"):
         asyncio.run(_check(access(socket, key="sk-another")))
     other = access(socket, model="other")
-    with pytest.raises(JudgeRefuses, match=r"no model 'other'.*it has judge"):
+    with pytest.raises(ServerRefuses, match=r"no model 'other'.*it has judge"):
         asyncio.run(_check(other))
-    with pytest.raises(JudgeRefuses, match="no model 'other'"):
+    with pytest.raises(ServerRefuses, match="no model 'other'"):
         asyncio.run(_ask(other))
 
 

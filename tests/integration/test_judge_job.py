@@ -24,7 +24,7 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run, read_run
 from coordinate_eval.coordinator.supervisor.learn_from_run import collect_observations
 from coordinate_eval.coordinator.workers.judging.judge import run_judge
-from coordinate_eval.evaluators.judged import endpoint
+from coordinate_eval.evaluators.servers import connection
 from coordinate_eval.priors.observations import JudgeSeen
 from coordinate_eval.records import Answer, Question, Shard, Span
 
@@ -34,8 +34,8 @@ ITEMS = 30
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask again soon."""
-    monkeypatch.setattr(endpoint, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(endpoint, "MOST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(connection, "MOST_PAUSE_SECONDS", 0.1)
 
 
 class Asking:

@@ -13,10 +13,10 @@ import pytest
 from tests.judges import Judge, Reply, ask, fails, first, question, says, text_of
 from tests.runs import PATIENCE_SECONDS
 
-from coordinate_eval.errors import JudgeRefuses, JudgeSilent, UserError
-from coordinate_eval.evaluators.judged import endpoint, replies
-from coordinate_eval.evaluators.judged.access import Access
+from coordinate_eval.errors import ServerRefuses, ServerSilent, UserError
 from coordinate_eval.evaluators.judged.endpoint import Endpoint, is_question
+from coordinate_eval.evaluators.servers import connection, replies
+from coordinate_eval.evaluators.servers.access import Access
 
 KEY = "sk-a-secret"
 
@@ -24,8 +24,8 @@ KEY = "sk-a-secret"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask again at once."""
-    monkeypatch.setattr(endpoint, "FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(endpoint, "MOST_PAUSE_SECONDS", 0.002)
+    monkeypatch.setattr(connection, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(connection, "MOST_PAUSE_SECONDS", 0.002)
 
 
 def test_a_question_is_sent_as_it_is_and_the_words_come_back() -> None:
@@ -133,7 +133,7 @@ def test_a_question_that_is_never_answered_has_an_answer_that_says_so(reply: Rep
     ],
 )
 def test_what_holds_for_all_questions_ends_all(reply: Reply, words: str) -> None:
-    with Judge(lambda *_: reply) as server, pytest.raises(JudgeRefuses) as caught:
+    with Judge(lambda *_: reply) as server, pytest.raises(ServerRefuses) as caught:
         ask(server, "a", key=KEY)
     assert words in str(caught.value)
     assert str(caught.value).isprintable()
@@ -145,7 +145,7 @@ def test_the_key_is_in_one_header_and_in_no_text() -> None:
     with Judge(lambda body, number: echo, key=KEY) as server:
         (answer,) = ask(server, "a", key=KEY)
         assert server.headers[-1]["authorization"] == f"Bearer {KEY}"
-        with pytest.raises(JudgeRefuses) as caught:
+        with pytest.raises(ServerRefuses) as caught:
             ask(server, "a", key=KEY + "-of-another")
     assert KEY not in answer.result
     assert KEY not in str(caught.value)
@@ -174,7 +174,7 @@ def test_a_server_that_repeats_the_key_gets_it_into_no_text(reply: Reply) -> Non
         try:
             (answer,) = ask(server, "a", key=ODD_KEY, patience_seconds=0.0)
             said = answer.result
-        except (JudgeRefuses, JudgeSilent) as error:
+        except (ServerRefuses, ServerSilent) as error:
             said = str(error)
     assert "0123456789" not in said
     assert ODD_KEY[:8] not in said
@@ -212,7 +212,7 @@ def test_a_server_keeps_nothing_with_us() -> None:
 def test_another_host_never_gets_the_key() -> None:
     with Judge() as thief:
         moved = fails(308, location=f"{thief.url}/chat/completions")
-        with Judge(lambda *_: moved) as server, pytest.raises(JudgeRefuses):
+        with Judge(lambda *_: moved) as server, pytest.raises(ServerRefuses):
             ask(server, "a", key=KEY)
     assert thief.headers == []
 
@@ -220,7 +220,7 @@ def test_another_host_never_gets_the_key() -> None:
 def test_a_judge_that_stays_away_is_given_up_after_the_patience() -> None:
     with Judge() as server:
         pass
-    with pytest.raises(JudgeSilent, match=r"connection refused at http://127\.0\.0\.1"):
+    with pytest.raises(ServerSilent, match=r"connection refused at http://127\.0\.0\.1"):
         ask(server, "a", patience_seconds=0.2)
 
 
@@ -230,7 +230,7 @@ def test_one_hopeless_question_does_not_keep_others_from_their_answers() -> None
 
     async def main() -> None:
         async with Endpoint(Access(server.url, "judge"), patience_seconds=0.3) as judge:
-            with pytest.raises(JudgeSilent, match="bad luck"):
+            with pytest.raises(ServerSilent, match="bad luck"):
                 await asyncio.gather(judge.ask(question("bad")), good(judge))
 
     async def good(judge: Endpoint) -> None:
@@ -287,12 +287,12 @@ def check(server: Judge, key: str = "") -> int | None:
 def test_a_check_asks_for_the_list_of_models_and_nothing_else() -> None:
     with Judge(models=["other", "judge"], key=KEY) as server:
         check(server, KEY)
-        with pytest.raises(JudgeRefuses, match="api_key_env"):
+        with pytest.raises(ServerRefuses, match="api_key_env"):
             check(server, "wrong")
     assert server.asked == []
     with (
         Judge(models=["other"]) as server,
-        pytest.raises(JudgeRefuses, match=r"no model 'judge'.*it has other"),
+        pytest.raises(ServerRefuses, match=r"no model 'judge'.*it has other"),
     ):
         check(server)
 
@@ -309,9 +309,9 @@ def test_a_check_of_a_server_without_a_list_is_one_short_question() -> None:
     with Judge() as server:
         check(server)
     assert [body["max_tokens"] for body in server.asked] == [16]
-    with Judge(lambda *_: fails(404, "no such model")) as server, pytest.raises(JudgeRefuses):
+    with Judge(lambda *_: fails(404, "no such model")) as server, pytest.raises(ServerRefuses):
         check(server)
-    with Judge(lambda *_: fails(500)) as server, pytest.raises(JudgeSilent):
+    with Judge(lambda *_: fails(500)) as server, pytest.raises(ServerSilent):
         check(server)
 
 

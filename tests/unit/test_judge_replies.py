@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.judges import Judge, Reply, ask, fails, says, text_of
 
-from coordinate_eval.errors import JudgeRefuses
-from coordinate_eval.evaluators.judged import endpoint
+from coordinate_eval.errors import ServerRefuses
+from coordinate_eval.evaluators.servers import connection
 
 LONG = says("x" * 1_000_000)
 
@@ -15,8 +15,8 @@ LONG = says("x" * 1_000_000)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask again at once."""
-    monkeypatch.setattr(endpoint, "FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(endpoint, "MOST_PAUSE_SECONDS", 0.002)
+    monkeypatch.setattr(connection, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(connection, "MOST_PAUSE_SECONDS", 0.002)
 
 
 @pytest.mark.parametrize("known", ["max_tokens", "max_completion_tokens"])
@@ -94,15 +94,15 @@ def test_a_server_may_refuse_several_parameters_one_by_one(*, inside: bool) -> N
     [
         ("max_tokens is too large: 64. This model supports at most 32 completion tokens", "asked"),
         ("max_tokens: 64 > 32, which is the maximum allowed number of output tokens", "asked"),
-        ("max_tokens must be at most 32", JudgeRefuses),
-        ("Conversation roles must alternate; System role not supported", JudgeRefuses),
-        ("at this temperature of the room no question is answered", JudgeRefuses),
+        ("max_tokens must be at most 32", ServerRefuses),
+        ("Conversation roles must alternate; System role not supported", ServerRefuses),
+        ("at this temperature of the room no question is answered", ServerRefuses),
     ],
 )
 def test_other_refusals_cost_no_parameter(said: str, error: Any) -> None:
     with Judge(lambda *_: fails(400, said)) as server:
-        if error is JudgeRefuses:
-            with pytest.raises(JudgeRefuses):
+        if error is ServerRefuses:
+            with pytest.raises(ServerRefuses):
                 ask(server, "a")
         else:
             assert not ask(server, "a")[0].passed
@@ -191,7 +191,7 @@ def test_an_odd_answer_is_not_asked_for_for_ever(odd: Reply) -> None:
         (answer,) = ask(server, "a", patience_seconds=1e6)
     assert not answer.passed
     assert answer.result.startswith("refused: ")
-    assert len(server.asked) == endpoint.MOST_ODD
+    assert len(server.asked) == connection.MOST_ODD
 
 
 def test_thinking_that_a_template_began_and_the_limit_ended_is_no_answer() -> None:

@@ -8,7 +8,7 @@ from coordinate_eval import _user_files
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings
 from coordinate_eval.errors import UserError
-from coordinate_eval.evaluators.judged.access import Access
+from coordinate_eval.evaluators.servers.access import Access
 from coordinate_eval.priors import catalogue
 from coordinate_eval.records import Dataset, Suite
 

@@ -17,13 +17,14 @@ from coordinate_eval.coordinator.run.claiming.work import (
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.starting.baselines import name_by_item, why_incomplete
-from coordinate_eval.errors import JudgeRefuses, JudgeSilent, UserError
+from coordinate_eval.errors import ServerRefuses, ServerSilent, UserError
 from coordinate_eval.evaluators.confined.evaluator import find_level, refusal
-from coordinate_eval.evaluators.judged.access import Access
+from coordinate_eval.evaluators.judged.completions import Completion
 from coordinate_eval.evaluators.judged.endpoint import Endpoint
-from coordinate_eval.evaluators.judged.replies import MOST_WORDS, Completion
 from coordinate_eval.evaluators.sandbox import toolchains
 from coordinate_eval.evaluators.sandbox.languages import missing_packages
+from coordinate_eval.evaluators.servers.access import Access
+from coordinate_eval.evaluators.servers.replies import MOST_WORDS
 from coordinate_eval.records import DatasetRequests, Rubric
 
 
@@ -79,13 +80,13 @@ def _ask_the_judge(
             settings.base_url or "", settings.model or "", settings.api_key_env, os.environ
         )
         context, tried = asyncio.run(_try_out(access, asked))
-    except JudgeSilent as error:
+    except ServerSilent as error:
         yield (
             f"the judge of {', '.join(judged)} does not answer: {error}. Their answers are "
             "collected, and it is asked again when they are there"
         )
         return
-    except (JudgeRefuses, UserError) as error:
+    except (ServerRefuses, UserError) as error:
         context, tried = None, dict.fromkeys(judged, error)
     refused: dict[str, list[str]] = {}
     for name in judged:
@@ -149,7 +150,7 @@ async def _try_out(
     """Return the judge's context, and by dataset its answer, or why there will be none.
 
     Raises:
-        JudgeRefuses, JudgeSilent: it answers nothing at all.
+        ServerRefuses, ServerSilent: it answers nothing at all.
     """
     async with Endpoint(access) as judge:
         context = await judge.check()
@@ -157,7 +158,7 @@ async def _try_out(
         found = await asyncio.gather(*tries, return_exceptions=True)
     tried = dict(zip(asked, found, strict=True))
     for each in found:
-        if isinstance(each, BaseException) and not isinstance(each, JudgeRefuses):
+        if isinstance(each, BaseException) and not isinstance(each, ServerRefuses):
             raise each
     return context, tried
 

@@ -13,9 +13,9 @@ from coordinate_eval.diagnosis.cause import Log
 from coordinate_eval.diagnosis.lines import without_prefix
 from coordinate_eval.diagnosis.rules import Rule, Rules, SiteRules, read_site, write_site
 from coordinate_eval.errors import UserError
-from coordinate_eval.evaluators.judged.access import Access
 from coordinate_eval.evaluators.judged.endpoint import Endpoint
 from coordinate_eval.evaluators.judged.prompts import question_of
+from coordinate_eval.evaluators.servers.access import Access
 
 TIMEOUT_SECONDS = 120.0
 """Seconds to wait for one answer, and in all for a server that gives none."""

@@ -50,9 +50,9 @@ from coordinate_eval.coordinator.workers.judging.own_server import (
     this_node,
 )
 from coordinate_eval.coordinator.workers.signs_of_life import Supervision
-from coordinate_eval.errors import CoordinateError, JudgeRefuses, JudgeSilent, UserError
-from coordinate_eval.evaluators.judged.access import Access
+from coordinate_eval.errors import CoordinateError, ServerRefuses, ServerSilent, UserError
 from coordinate_eval.evaluators.judged.endpoint import Endpoint, is_question
+from coordinate_eval.evaluators.servers.access import Access
 from coordinate_eval.records import Answer, Question, Span
 
 IDLE_SECONDS = 600.0
@@ -102,13 +102,13 @@ async def _work(run_dir: RunDir, run: Run) -> int:
         else:
             async with _endpoint(run) as judge:
                 await job.work(judge)
-    except JudgeSilent as error:
+    except ServerSilent as error:
         return job.leave("silent", str(error))
     except ServerEnded as error:
         return job.leave("asking", str(error))
     except Spent as error:
         return job.leave("spent", str(error))
-    except (JudgeRefuses, UserError) as error:
+    except (ServerRefuses, UserError) as error:
         return job.leave("refuses", str(error))
     return job.leave("asking", "")
 
@@ -175,7 +175,7 @@ class _JudgeJob:
         """Answer until nothing is left or nothing can be found any more.
 
         Raises:
-            JudgeRefuses, JudgeSilent, Spent: there is no sense in going on.
+            ServerRefuses, ServerSilent, Spent: there is no sense in going on.
         """
         supervision = Supervision(self._dir, self._run.settings.supervisor.patience_seconds)
         busy_at, looked = time.monotonic(), -math.inf
@@ -198,7 +198,7 @@ class _JudgeJob:
                 elif self._queue:
                     continue
                 elif self._waiting:
-                    raise JudgeSilent(self._aside[-1])
+                    raise ServerSilent(self._aside[-1])
                 elif (
                     not unfinished(self._dir, self._run, Pullers.JUDGE)
                     or time.monotonic() - busy_at > IDLE_SECONDS
@@ -222,7 +222,7 @@ class _JudgeJob:
             UserError: the checkpoint cannot be used.
             Spent: the budget is too small for them.
             ServerEnded: the server has ended, or does not answer, or this node is at fault.
-            JudgeRefuses: there is no sense in going on.
+            ServerRefuses: there is no sense in going on.
         """
         try:
             while await self._open_one():
@@ -236,7 +236,7 @@ class _JudgeJob:
                 await server.answers()
                 self._noted = 0.0
                 await server.while_it_runs(self.work(server.endpoint))
-        except JudgeSilent as error:
+        except ServerSilent as error:
             raise ServerEnded(str(error)) from error
         except UserError as error:
             if isinstance(error.__cause__, OSError):  # of this node's memory or storage
@@ -358,7 +358,7 @@ class _JudgeJob:
         """Wait for an answer, or a while, and store the answers that came.
 
         Raises:
-            JudgeRefuses, JudgeSilent: there will be no more.
+            ServerRefuses, ServerSilent: there will be no more.
         """
         done = []
         with contextlib.suppress(TimeoutError):
@@ -371,9 +371,9 @@ class _JudgeJob:
             self._flying_tokens -= most_tokens(self._running.pop(task))
             try:
                 self._store(task.result())
-            except JudgeRefuses as error:
+            except ServerRefuses as error:
                 ended = error
-            except JudgeSilent as error:
+            except ServerSilent as error:
                 self._aside.append(str(error))
                 if judge.is_silent:
                     ended = ended or error

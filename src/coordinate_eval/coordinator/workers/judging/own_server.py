@@ -30,10 +30,10 @@ from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
-from coordinate_eval.errors import CoordinateError, JudgeSilent, UserError
+from coordinate_eval.errors import CoordinateError, ServerSilent, UserError
 from coordinate_eval.evaluators.engines import base as engines
-from coordinate_eval.evaluators.judged.access import Access
 from coordinate_eval.evaluators.judged.endpoint import Endpoint
+from coordinate_eval.evaluators.servers.access import Access
 from coordinate_eval.records import Checkpoint
 
 CONCURRENCY: Final = 256
@@ -68,12 +68,12 @@ class OwnServer:
 
         Raises:
             ServerEnded: it has ended, or does not answer in time.
-            JudgeRefuses: it has no such model.
+            ServerRefuses: it has no such model.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_SECONDS):
                 while True:
-                    with contextlib.suppress(JudgeSilent):
+                    with contextlib.suppress(ServerSilent):
                         await self.while_it_runs(self.endpoint.check())
                         return
                     await asyncio.sleep(LOOK_SECONDS)

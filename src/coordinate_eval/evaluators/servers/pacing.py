@@ -1,11 +1,11 @@
-"""Limits on the questions to a judge: at once, and in a minute."""
+"""Limits on the questions to a server: at once, and in a minute."""
 
 import asyncio
 import time
 
 
 class Gate:
-    """Lets a number of questions in at the same time: fewer while the judge says that it is busy.
+    """Lets a number of questions in at the same time: fewer while the server says that it is busy.
 
     The number is halved for each wave of such answers, and grows by one for each wave of others
     (D.-M. Chiu and R. Jain, "Analysis of the Increase and Decrease Algorithms for Congestion

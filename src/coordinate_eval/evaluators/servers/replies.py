@@ -1,4 +1,4 @@
-"""A reply of a judge's server: an answer, a reason to ask again, or one to ask no more.
+"""A reply of a server: an answer, a reason to ask again, or one to ask no more.
 
 Nothing in it is trusted: not its size, its shape, or its headers.
 """
@@ -9,14 +9,14 @@ import json
 import os
 import re
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from coordinate_eval._format import brief
-from coordinate_eval.errors import JudgeRefuses
-from coordinate_eval.evaluators.judged.access import Access
+from coordinate_eval.errors import ServerRefuses
+from coordinate_eval.evaluators.servers.access import Access
 
 MOST_WORDS: Final = 300
 """Characters of the server's own words within a message."""
@@ -35,18 +35,6 @@ _NO_SUCH_MODEL = re.compile(
     r"|model.{0,200}(does not exist|not (found|exist|available))",
     re.IGNORECASE | re.DOTALL,
 )
-_RAN_OUT = re.compile(r"could not finish the message|output limit (was|is) reached", re.IGNORECASE)
-"""The error of OpenAI's servers for a model that has thought for all of its tokens."""
-
-_CUT = ("length", "max_tokens", "max_output_tokens", "model_length")
-"""`finish_reason` of what its limit has ended."""
-
-_BROKEN = ("error", "abort")
-"""`finish_reason` of a part of an answer, after a failure: of OpenRouter, vLLM and SGLang."""
-
-_FILTERED = re.compile(r"content.?filter|safety|prohibited|blocklist|recitation|refusal|sensitive")
-"""`finish_reason` of what a filter keeps back: of OpenAI's servers, and of others that speak so."""
-
 _AGAINST_NAME = re.compile(
     r"unsupported|(not|n't|no longer) (be )?support|deprecat|un(known|recogni[sz]ed|expected)"
     r"|extra|not (permitted|allowed)|instead|cannot be (set|used|specified)|不支持",
@@ -79,11 +67,11 @@ class TryAgain(Exception):
 
 
 class Declined(Exception):
-    """The judge will never answer this question. The text has its words."""
+    """The server will never answer this question. The text has its words."""
 
 
 class TooMuch(Declined):
-    """The question, with the answer that it asks for, is too long for the judge."""
+    """The question, with the answer that it asks for, is too long for the server."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +128,8 @@ def check_status(reply: Reply, access: Access) -> None:
 
     Raises:
         TryAgain: the same question may be answered next time.
-        Declined: the judge will never answer this question.
-        JudgeRefuses: it would answer no question.
+        Declined: the server will never answer this question.
+        ServerRefuses: it would answer no question.
     """
     status, words = reply.status, words_of(reply.text)
     said = f"{words or 'no reason given'} (HTTP {status} from {access.base_url})"
@@ -151,8 +139,8 @@ def check_status(reply: Reply, access: Access) -> None:
         raise Declined(said)
     if status in (401, 403):
         # Some servers repeat a part of the key.
-        raise JudgeRefuses(
-            f"the judge at {access.base_url} refuses the key (HTTP {status}): set the variable "
+        raise ServerRefuses(
+            f"{access.who} at {access.base_url} refuses the key (HTTP {status}): set the variable "
             f"that [{access.section}] api_key_env names, and export it"
         )
     if status == 404 or (status == 400 and _NO_SUCH_MODEL.search(reply.text)):
@@ -161,118 +149,23 @@ def check_status(reply: Reply, access: Access) -> None:
         raise TooMuch(said)
     if 300 <= status < 400:
         to = brief(reply.headers.get("location", "somewhere else"), MOST_WORDS)
-        raise JudgeRefuses(
-            f"the judge at {access.base_url} sends its questions to {to} (HTTP {status}), and the "
-            f"key is not sent there: set [{access.section}] base_url to where it is"
+        raise ServerRefuses(
+            f"{access.who} at {access.base_url} sends its questions to {to} (HTTP {status}), and "
+            f"the key is not sent there: set [{access.section}] base_url to where it is"
         )
     if status in _ASK_AGAIN or status >= 500:
         later = retry_after(reply.headers.get("retry-after", ""))
         raise TryAgain(said, retry_after=later, busy=status in (429, 503))
-    raise JudgeRefuses(f"the judge answers no such questions: {said}")
+    raise ServerRefuses(f"{access.who} answers no such questions: {said}")
 
 
-def unknown_model(access: Access, said: str) -> JudgeRefuses:
-    """Return the error of a judge that does not have the model."""
-    return JudgeRefuses(
-        f"the judge at {access.base_url} has no model {brief(access.model, 200)!r}: {said}. "
+def unknown_model(access: Access, said: str) -> ServerRefuses:
+    """Return the error of a server that does not have the model."""
+    return ServerRefuses(
+        f"{access.who} at {access.base_url} has no model {brief(access.model, 200)!r}: {said}. "
         f"Set [{access.section}] base_url up to and with /v1 and resume the run, or "
         "start a new one with a model that it has"
     )
-
-
-class Completion(NamedTuple):
-    """The words of a judge, and the tokens that it read and wrote."""
-
-    words: str
-    tokens: int | None
-    """None if the server does not tell."""
-    cut: bool = False
-    """It ran out of tokens."""
-    without: tuple[str, ...] = ()
-    """Parameters of the question that it was not given."""
-
-
-def read_reply(reply: Reply, access: Access) -> Completion:
-    """Return what the reply to a question says.
-
-    Raises as `check_status` and `read_completion` do.
-    """
-    if reply.status == 400 and _RAN_OUT.search(words_of(reply.text)):
-        return Completion("", None, cut=True)
-    check_status(reply, access)
-    if reply.cut:
-        read = len(reply.text) >> 10
-        raise TryAgain(f"more than {read} KiB from {access.base_url}", odd=True)
-    return read_completion(reply.text, access.base_url)
-
-
-def read_completion(text: str, where: str) -> Completion:
-    """Return what a completion says. Thinking that the server keeps apart from it is left out.
-
-    Raises:
-        TryAgain: the reply is no completion, or says nothing for no reason.
-        Declined: a filter of the server, or the judge, has declined to answer.
-    """
-    value = json_value(text)
-    choices = value.get("choices") if isinstance(value, dict) else None
-    first = choices[0] if isinstance(choices, list) and choices else None
-    if not isinstance(value, dict) or not isinstance(first, dict):
-        raise TryAgain(_no_answer(text, where), odd=isinstance(choices, list))
-    finish = str(first.get("finish_reason") or first.get("native_finish_reason")).lower()
-    if _FILTERED.search(finish):
-        raise Declined(f"its content filter (from {where})")
-    if finish in _BROKEN:
-        raise TryAgain(f"an answer that an error has ended from {where}", odd=True)
-    cut, message = finish in _CUT, first.get("message")
-    if not isinstance(message, dict):
-        if not cut:
-            raise TryAgain(_no_answer(text, where), odd=True)
-        message = {}
-    words, refusal = _text_and_refusal(message)
-    if refusal and not words:
-        raise Declined(brief(_clean(refusal), MOST_WORDS))
-    if not words and not cut:
-        if message.get("tool_calls") or message.get("function_call"):
-            raise Declined(f"it calls a tool, and says nothing (from {where})")
-        if not isinstance(message.get("content"), str) and not _has_thinking(message):
-            raise TryAgain(f"an answer without words from {where}", odd=True)
-    usage = value.get("usage")
-    return Completion(_clean(words), _count(usage) if isinstance(usage, dict) else None, cut)
-
-
-def _no_answer(text: str, where: str) -> str:
-    return f"no answer but {words_of(text) or 'nothing'!r} from {where}"
-
-
-def _text_and_refusal(message: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the text of a message, which may come in parts, and its refusal."""
-    content, said, refused = message.get("content"), [], [message.get("refusal")]
-    parts = content if isinstance(content, list) else [content]
-    for part in parts:
-        if isinstance(part, dict):
-            if part.get("type", "text") in _TEXT_PARTS:
-                said.append(part.get("text"))
-            refused.append(part.get("refusal"))
-        else:
-            said.append(part)
-    return _joined(said), _joined(refused)
-
-
-def _joined(values: Sequence[object]) -> str:
-    return "".join(value for value in values if isinstance(value, str))
-
-
-def _has_thinking(message: Mapping[str, Any]) -> bool:
-    """Return whether a message has nothing but thinking, which its server keeps apart."""
-    content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    kinds = {str(part.get("type")) for part in parts if isinstance(part, dict)}
-    return bool(_THINKING_PARTS & kinds) or any(message.get(name) for name in _THINKING_FIELDS)
-
-
-_TEXT_PARTS = ("text", "output_text")
-_THINKING_PARTS = {"thinking", "reasoning", "redacted_thinking"}
-_THINKING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
 
 
 def is_refused_parameter(reply: Reply, name: str, *, value: bool) -> bool:
@@ -293,17 +186,6 @@ def is_refused_parameter(reply: Reply, name: str, *, value: bool) -> bool:
     )
 
 
-def _count(usage: Mapping[str, object]) -> int | None:
-    """Return the tokens of question and answer, None if a server's figures are none."""
-    tokens = 0
-    for name in ("prompt_tokens", "completion_tokens"):
-        count = usage.get(name)
-        if not isinstance(count, int) or not 0 <= count < 1 << 40:
-            return None
-        tokens += count
-    return tokens
-
-
 def json_value(text: str) -> Any:  # noqa: ANN401 - any JSON value
     """Return a JSON value, None for a text that is none."""
     try:
@@ -312,7 +194,7 @@ def json_value(text: str) -> Any:  # noqa: ANN401 - any JSON value
         return None
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Return a text without halves of characters, which no file can hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
@@ -330,7 +212,7 @@ def _error_in(text: str) -> Any:  # noqa: ANN401  any JSON value, or the text
 def _said(error: object) -> str:
     if isinstance(error, dict):
         error = error.get("message") or error.get("detail") or error
-    return _clean(str(error)[: 10 * MOST_WORDS])
+    return clean(str(error)[: 10 * MOST_WORDS])
 
 
 def retry_after(text: str) -> float | None:

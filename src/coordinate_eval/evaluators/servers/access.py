@@ -1,4 +1,4 @@
-"""A judge's address, and the key that it asks for: read from settings and the environment."""
+"""A server's address, and the key that it asks for: read from settings and the environment."""
 
 import ipaddress
 import re
@@ -16,7 +16,7 @@ LEAST_SECRET: Final = 8
 
 @dataclass(frozen=True)
 class Access:
-    """A judge's address, and its name there."""
+    """The address of a server, and the name of a model there."""
 
     base_url: str
     model: str
@@ -25,6 +25,11 @@ class Access:
     """Of the settings that name it."""
     socket: str = ""
     """The socket file that it listens on, in place of the address."""
+
+    @property
+    def who(self) -> str:
+        """Return what the server is to its users, for messages."""
+        return "the judge" if self.section == "judge" else "the server"
 
     @classmethod
     def of(
