@@ -15,7 +15,7 @@ from coordinate_eval.coordinator.planning.plan import NodeCapacity
 from coordinate_eval.coordinator.report.state import _why_waiting
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Round, RoundNode, Run
+from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, Submitted
 from coordinate_eval.coordinator.supervisor.placing import other_runs, promises
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns, Overtaken
 from coordinate_eval.coordinator.supervisor.placing.promises import (
@@ -74,6 +74,26 @@ def test_what_the_scheduler_counts_is_not_counted_twice() -> None:
     # Its keeper copies: the trials follow.
     free, _ = promises.beside([NODE], [], Others([promised(3)], kept, early))
     assert free[0].free_gpus == 5
+
+
+def test_a_job_that_is_one_for_its_node_counts_as_it_was_submitted(tmp_path: Path) -> None:
+    run, one = supervised(tmp_path, "one", 1)
+    second, two = supervised(tmp_path, "two", 2, gpus=9)
+    queue = Queue()
+    one._cluster = two._cluster = queue
+    one.take(run, 0, WANTED[:0])
+    run_dir = RunDir(tmp_path / "one")
+    node = RoundNode(name="n1", gpu_type="h200", trials=3, keeper_cpus=4)
+    begun = Round(number=0, created=0, minutes=1, nodes=[node])
+    one.take(run, 0, begun.nodes)
+    job = jobs.node_job(run, run_dir, begun, node)
+    _files.write_record(run_dir.job(job.name), Submitted(job=job, job_id="1", time=0))
+    for state, free, left in ((State.PENDING, 5, 6), (State.RUNNING, 8, 6)):
+        queue.tasks = tasks(job.name, state)
+        (found,) = two.available(second)[0]
+        assert (found.free_gpus, two.left().gpus) == (free, left)
+        # One task of it asks for all trials and the keeper.
+        assert found.cpus == 64 - (job.cpus if state is State.PENDING else 0)
 
 
 def test_pinned_jobs_without_a_promise_count_too() -> None:

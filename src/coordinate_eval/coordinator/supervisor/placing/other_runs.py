@@ -20,7 +20,7 @@ from coordinate_eval.coordinator.planning.places.asked_nodes import without_avoi
 from coordinate_eval.coordinator.planning.plan import NodeCapacity
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import RoundNode, Run, Waiting
+from coordinate_eval.coordinator.run.records import RoundNode, Run, Submitted, Waiting
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.supervisor.placing import promises
 from coordinate_eval.coordinator.supervisor.placing.promises import (
@@ -217,7 +217,15 @@ class OtherRuns:
             elif quiet > FORGOTTEN_SECONDS:
                 with contextlib.suppress(OSError):
                     path.unlink()
-        return Others(living, tasks, submitted)
+        alive = {task.name for task in tasks}
+        trials = {
+            name: job
+            for each in living
+            for node in each.nodes
+            for name in jobs.node_names(each.prefix, node.round, node.name)[1:]
+            if name in alive and (job := _job(each, name)) is not None
+        }
+        return Others(living, tasks, submitted, trials)
 
     def _promises(self) -> list[tuple[Path, Promise]]:
         """Return the promises in their folder that can be read, with their files."""
@@ -241,6 +249,15 @@ def _submitted(promise: Promise) -> frozenset[str]:
         folder = RunDir(Path(promise.root)).jobs_folder
         return frozenset(path.stem for path in _files.records_in(folder))
     return frozenset()
+
+
+def _job(promise: Promise, name: str) -> Job | None:
+    """Return a job as a run submitted it; None where that cannot be read."""
+    with contextlib.suppress(OSError, RecordError):
+        path = RunDir(Path(promise.root)).job(name)
+        record = _files.read_record_if_there(path, Submitted)
+        return None if record is None else record.job
+    return None
 
 
 def promise_file(run: Run) -> Path:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from coordinate_eval.clusters.protocol import Busy, Node, State, TaskStatus
+from coordinate_eval.clusters.protocol import Busy, Job, Node, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import LimitSettings
 from coordinate_eval.coordinator.planning.plan import NodeCapacity
 from coordinate_eval.coordinator.run import jobs
@@ -66,12 +66,20 @@ class Others:
     """The user's runs that have not ended, as one of them sees them, and all of their living jobs.
 
     The rounds that the looking run has begun count as well. `submitted` has, by the prefix of each
-    run, the names of the jobs that it has submitted so far.
+    run, the names of the jobs that it has submitted so far. `trials` has the living jobs of trials
+    by name, as they were submitted.
     """
 
     promises: Sequence[Promise] = ()
     tasks: Sequence[TaskStatus] = ()
     submitted: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    trials: Mapping[str, Job] = field(default_factory=dict)
+
+    def gpus_of_task(self, promise: Promise, node: PromisedNode, name: str) -> int:
+        """Return the GPUs of one task of a node's trials: as submitted, else as promised."""
+        if name in self.trials:
+            return self.trials[name].gpus
+        return promise.gpus * (node.trials if promise.whole else 1)
 
 
 class Left(NamedTuple):
@@ -149,11 +157,11 @@ def beside(
 def left(limits: LimitSettings, others: Others) -> Left:
     """Return what the limits leave when all runs that are there have what they hold."""
     held = _held(others)
-    of_trial = {
-        jobs.node_names(promise.prefix, node.round, node.name)[1]: promise.gpus
-        * (node.trials if promise.whole else 1)
+    of_task = {
+        name: others.gpus_of_task(promise, node, name)
         for promise in others.promises
         for node in promise.nodes
+        for name in jobs.node_names(promise.prefix, node.round, node.name)[1:]
     }
     gpus = sum(each.gpus for each in held)
     queued = sum(each.unsubmitted for each in held)
@@ -161,7 +169,7 @@ def left(limits: LimitSettings, others: Others) -> Left:
         queued += jobs.supervised_run(task.name) is None
         if task.state is State.RUNNING:
             unknown = int(_PINNED.fullmatch(task.name) is not None)
-            gpus += of_trial.get(task.name, unknown)
+            gpus += of_task.get(task.name, unknown)
             gpus += sum(
                 each.judge_gpus
                 for each in others.promises
@@ -246,16 +254,19 @@ def _held(others: Others) -> list[_Held]:
             ahead = ahead and (no_keeper or keeper in alive)
             tasks = 1 if promise.whole else node.trials
             count = tasks if ahead else alive.get(trials, []).count(State.PENDING)
-            per_task = node.trials if promise.whole else 1
+            job = others.trials.get(trials)
+            one = (promise.cpus, promise.memory_gib)
+            if job is not None:
+                one = (job.cpus, job.memory_mib / 1024)
             keeps = (ahead and no_keeper) or State.PENDING in alive.get(keeper, [])
             if count or keeps:
                 found.append(
                     _Held(
                         promise.run,
                         node.name,
-                        gpus=count * per_task * promise.gpus,
+                        gpus=count * others.gpus_of_task(promise, node, trials),
                         asked=(
-                            *[(promise.cpus, promise.memory_gib)] * count,
+                            *[one] * count,
                             *[(node.keeper_cpus, promise.keeper_gib)] * keeps,
                         ),
                         whole=promise.whole,
