@@ -15,6 +15,7 @@ from tests.random_examples import examples
 from tests.reviewer import FakeCluster
 
 from coordinate_eval.clusters.protocol import State, TaskStatus
+from coordinate_eval.coordinator.incidents.remedies import claim_end
 from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions.values import NewRound, Revoke
@@ -54,6 +55,8 @@ def test_a_task_that_does_not_end_is_gone_after_a_while() -> None:
     now[0] += 1
     gone, other = asked.tasks()
     assert (gone.state, other) == (State.ENDED, running)
+    # What it worked on is not blamed: work that ends its jobs is given up after a few of them.
+    assert claim_end(gone.end) == "lost"
 
 
 @given(st.lists(st.tuples(st.floats(0, GONE_SECONDS), st.booleans()), max_size=30))

@@ -207,6 +207,8 @@ class End(StrEnum):
     PREEMPTED = "preempted"
     TIME_LIMIT = "time limit"
     CANCELLED = "cancelled"
+    COMPLETING = "completing"
+    """The scheduler has been ending it for minutes, and does not say why."""
     UNKNOWN = "unknown"
 
 

@@ -78,7 +78,7 @@ def cause_of(incident: Incident, rules: Rules, most_bytes: int) -> Cause | None:
 
     Whoever wrote the record may have named anything as the log. Without a log, the message tells.
     """
-    by_itself = incident.how in ("error", "hung", End.UNKNOWN)
+    by_itself = incident.how in ("error", "hung", End.COMPLETING, End.UNKNOWN)
     state = "failed" if by_itself else incident.how
     return find(incident.log, incident.message, state, rules, most_bytes)
 

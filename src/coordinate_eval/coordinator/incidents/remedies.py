@@ -31,7 +31,9 @@ from coordinate_eval.coordinator.run.records import Round, Run, TrialProgress
 from coordinate_eval.coordinator.run.rounds import UNAVAILABLE_SECONDS, read_trials_of
 from coordinate_eval.diagnosis.cause import Remedy
 
-NOT_BY_ITSELF = frozenset({End.NODE_FAILED, End.PREEMPTED, End.TIME_LIMIT, End.CANCELLED})
+NOT_BY_ITSELF = frozenset(
+    {End.NODE_FAILED, End.PREEMPTED, End.TIME_LIMIT, End.CANCELLED, End.COMPLETING}
+)
 """Ends that no work of the job brings about."""
 
 OPINIONS = 2

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from coordinate_eval.clusters.protocol import Cluster, State, TaskStatus
+from coordinate_eval.clusters.protocol import Cluster, End, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 
 GONE_SECONDS = 180.0
@@ -50,7 +50,7 @@ class Polls:
         self._completing = {key: self._completing.get(key, now) for key in keys}
         gone = {key for key, since in self._completing.items() if now - since >= GONE_SECONDS}
         return [
-            task.model_copy(update={"state": State.ENDED})
+            task.model_copy(update={"state": State.ENDED, "end": End.COMPLETING})
             if (task.job_id, task.index) in gone
             else task
             for task in mine
