@@ -16,7 +16,7 @@ from coordinate_eval.coordinator.workers import trial
 from coordinate_eval.coordinator.workers.errors_of_trials import Failure, TrialErrors
 from coordinate_eval.coordinator.workers.on_node import arrival, whole_node
 from coordinate_eval.coordinator.workers.open_shards import MOST_LOST
-from coordinate_eval.errors import EngineError, UserError
+from coordinate_eval.errors import EngineError, RecordError, UserError
 from coordinate_eval.evaluators.engines.simulated import SimulatedEngine
 
 DEAD = EngineError(
@@ -113,6 +113,17 @@ def test_an_engine_in_this_process_tells_it_by_its_error(tmp_path: Path) -> None
 def test_what_others_wrote_and_what_is_far_above_counts_for_nothing(tmp_path: Path) -> None:
     assert why(tmp_path, ITEM, before=MEMORY) == OF_WORK
     assert why(tmp_path, MEMORY + "x" * MOST_LOG_BYTES) == OF_WORK
+
+
+def test_a_trial_that_cannot_begin_says_why(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    _files.write(run_dir.run, "{")
+    with pytest.raises(RecordError):
+        trial.run_trial(run_dir, "n1", 0, 60)
+    (path,) = run_dir.trials_folder.iterdir()
+    found = _files.read_record(path, TrialProgress)
+    assert (found.state, found.cause) == ("failed", "other")
+    assert str(run_dir.run) in found.message
 
 
 def test_what_needs_no_log_reads_none(tmp_path: Path) -> None:

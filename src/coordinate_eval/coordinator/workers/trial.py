@@ -27,7 +27,11 @@ from coordinate_eval.coordinator.run.records import (
     TrialProgress,
     read_run,
 )
-from coordinate_eval.coordinator.workers.errors_of_trials import Failure, TrialErrors
+from coordinate_eval.coordinator.workers.errors_of_trials import (
+    Failure,
+    TrialErrors,
+    cause_of_error,
+)
 from coordinate_eval.coordinator.workers.on_node import engine_cache
 from coordinate_eval.coordinator.workers.on_node.arrival import Arrival
 from coordinate_eval.coordinator.workers.on_node.engine_cache import EngineCache
@@ -67,17 +71,46 @@ def run_trial(run_dir: RunDir, node: str, round_number: int, minutes: int) -> in
         node = os.environ[NODE_VARIABLE]
     stop_on_signals()
     deadline = time.time() + minutes * 60 - MARGIN_SECONDS
-    runner = TrialRunner(run_dir, trial, node, round_number, deadline, anywhere=anywhere)
+    runner = None
     try:
+        runner = TrialRunner(run_dir, trial, node, round_number, deadline, anywhere=anywhere)
         runner.run()
     except StopRequested:
-        runner.write_progress("ended", message="stopped by a signal")
+        if runner is not None:
+            runner.write_progress("ended", message="stopped by a signal")
     except BaseException as error:
-        runner.write_failure(error)
+        if runner is not None:
+            runner.write_failure(error)
+        else:
+            _write_false_start(run_dir, trial, node, error)
         raise
     else:
         runner.write_progress("ended")
     return 0
+
+
+def _write_false_start(run_dir: RunDir, trial: str, node: str, error: BaseException) -> None:
+    """Record the error of a trial that could not read what it is to do."""
+    now = time.time()
+    failed = TrialProgress(
+        trial=trial,
+        task=own_task(),
+        node=node,
+        state="failed",
+        started=now,
+        updated=now,
+        message=_in_words(error),
+        cause=cause_of_error(error, engine_started=False),
+        log=own_log(),
+    )
+    _files.write_record(run_dir.trial(trial), failed)
+
+
+def _in_words(error: BaseException) -> str:
+    """Return an error in the words of a trial's record."""
+    ours = isinstance(error, CoordinateError)
+    message = str(error) if ours else f"{type(error).__name__}: {error}"
+    return message[:MAX_MESSAGE_CHARACTERS]
 
 
 class TrialRunner:
@@ -170,10 +203,8 @@ class TrialRunner:
 
     def write_failure(self, error: BaseException) -> None:
         """Record an error, and whether other trials would meet it too."""
-        ours = isinstance(error, CoordinateError)
-        message = str(error) if ours else f"{type(error).__name__}: {error}"
         why = self._failure or self._errors.why(error, engine_started=self._engine_started)
-        self.write_progress("failed", message[:MAX_MESSAGE_CHARACTERS], why.cause)
+        self.write_progress("failed", _in_words(error), why.cause)
 
     def write_progress(self, state: str, message: str = "", cause: str | None = None) -> None:
         """Record how far this trial is."""
