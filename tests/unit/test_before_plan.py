@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from tests.decisions import facts, make_run
@@ -46,19 +47,31 @@ def test_a_kill_before_the_plan_is_recorded_changes_no_plan(
     assert not run.planned
     link_found(run, run_dir)
 
-    def killed(*_: object) -> None:
+    def killed(*_: object) -> NoReturn:
         raise Killed
 
+    real = _files.create
+
+    def create(path: Path, text: str) -> bool:
+        return killed() if path == run_dir.round(0) else real(path, text)
+
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(step, "write_planned", killed)
+        patch.setattr(_files, "create", create)
         step.write_plan(run_dir, run, reviewer.cluster, time.time())
     plan = run_dir.plan.read_text()
+    digest = json.loads(plan)["digest"]
+    beside = run_dir.first_round(digest).read_text()
     assert not read_run(run_dir).planned
     reviewer.cluster.free = NODES[:1]
     made = step.write_plan(run_dir, run, reviewer.cluster, time.time())
     assert run_dir.plan.read_text() == plan
     asked = [shard for trial in json.loads(plan)["trials"] for shard in trial["shards"]]
     assert len(made.shards) == len(asked)
+    # Keepers have the cores that were free then, and the run may grow as far as it could then.
+    round_, before = json.loads(run_dir.round(0).read_text()), json.loads(beside)
+    assert round_ == before
+    assert {node["keeper_cpus"] for node in round_["nodes"]} == {4}
+    assert not run_dir.first_round(digest).exists()
     # A second supervisor that began before it follows the same plan.
     assert step.write_plan(run_dir, run, reviewer.cluster, time.time()) == made
 

@@ -25,6 +25,8 @@ from coordinate_eval.coordinator.planning.judge_plan import plan_judge
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.plan import JudgeWork
 from coordinate_eval.coordinator.planning.plan_run import nodes_for, plan_run
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.supervisor.placing import write_plan
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Dataset, EngineSettings, Message, Rubric
 
@@ -194,3 +196,23 @@ def test_one_that_fits_on_no_gpu_is_refused_before_a_run_is_made(
     )  # fmt: skip
     assert "chat-7b" in done.stderr
     assert "GiB" in done.stderr
+
+
+def test_what_it_rates_is_given_up_where_it_is_gone_when_the_run_is_planned(tmp_path: Path) -> None:
+    run, there = checkpoint_judged(tmp_path), offer(NODES, metric_cpus=8)
+    run_dir = RunDir(tmp_path / "run")
+    shutil.rmtree(tmp_path / "chat")
+    assert write_plan._judging(run_dir, run, there, {}) is None
+    for dataset in run.suite.datasets:
+        said = run_dir.dataset_error(dataset.name)
+        assert said.exists() == (dataset.rubric is not None)
+        if dataset.rubric is not None:
+            assert f"its judge cannot be used: checkpoint {tmp_path / 'chat'}" in said.read_text()
+
+
+def test_a_judge_for_which_no_node_has_room_now_is_planned_all_the_same(tmp_path: Path) -> None:
+    run = checkpoint_judged(tmp_path)
+    full = [node.model_copy(update={"memory_gib": 1.0}) for node in NODES]
+    found = plan_judge(run, offer(full, metric_cpus=8), {})
+    assert found is not None
+    assert (found.work.gpus, found.gpu_type) == (1, "")

@@ -119,7 +119,7 @@ def test_a_run_that_begins_on_a_few_free_gpus_may_grow_to_what_it_would_queue_fo
     (round_,) = read_rounds(run_dir)
     trials = sum(node.trials for node in round_.nodes)
     assert trials == free
-    assert made.most_trials == most
+    assert round_.most_trials == most
     assert gather_facts(run_dir, made, [], 0.0, {}).most_trials == max(trials, most)
 
 

@@ -1,6 +1,6 @@
 """A judge's predicted cost, before there are questions.
 
-A checkpoint that judges is predicted as a run with a single trial: its engine is one.
+A checkpoint that judges is predicted as one engine that answers one more dataset.
 """
 
 from collections.abc import Mapping
@@ -9,32 +9,33 @@ from pathlib import Path
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
+    context_of,
     longest_answer,
     settings_of_judge,
 )
 from coordinate_eval.coordinator.inputs.judge import most_questions, why_not_judged
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings
+from coordinate_eval.coordinator.planning.costs import dataset_cost
 from coordinate_eval.coordinator.planning.judging import Judging
-from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
-from coordinate_eval.coordinator.planning.places.nodes import QUEUED_NODE, NoFreeGpu
-from coordinate_eval.coordinator.planning.plan import ChosenNodes, JudgeWork, Plan
-from coordinate_eval.coordinator.planning.plan_run import (
-    Offer,
-    nodes_for,
-    plan_run,
+from coordinate_eval.coordinator.planning.places.nodes import (
+    QUEUED_NODE,
+    Demand,
+    choose_nodes,
+    keeper_gib,
     queued_nodes,
 )
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.planning.plan import ChosenNodes, JudgeWork, Plan
+from coordinate_eval.coordinator.planning.plan_run import Offer, rates
 from coordinate_eval.coordinator.run.records import JudgePlace, Run
 from coordinate_eval.errors import UserError
-from coordinate_eval.priors.catalogue import known_work
+from coordinate_eval.priors.catalogue import built_work, known_work
 from coordinate_eval.priors.judges import PerQuestion
 from coordinate_eval.priors.observations import subject
 from coordinate_eval.priors.predict import Priors
-from coordinate_eval.records import Dataset, DatasetRequests, Suite
+from coordinate_eval.records import Dataset, DatasetRequests
 
 _QUESTIONS = "questions"
-"""The only dataset of the run as which a checkpoint's answers are planned."""
+"""Name of the dataset as which a checkpoint's answers are predicted."""
 
 QUESTION_TOKENS = 1000
 """Taken for a question to a judge: its instructions, a question, and one or two answers to it."""
@@ -106,14 +107,13 @@ def plan_judge(run: Run, offer: Offer, built: Mapping[str, DatasetRequests]) -> 
             for name, count in questions.items()
         }
         return Judging(JudgeWork(questions=total, gpus=0), seconds)
-    alone = judge_run(run, total)
-    chosen = judge_nodes(alone, offer)
-    makespan = _makespan(run, alone, offer, chosen, _tokens(questions, each))
+    judge = judge_of(run)
+    chosen = nodes_of_judge(judge, offer)
+    took = _engine_seconds(run, judge, offer, chosen, total, _tokens(questions, each))
     (node,) = chosen.nodes
-    place = place_of(alone, chosen)
     return Judging(
-        JudgeWork(questions=total, **place.model_dump()),
-        dict.fromkeys(questions, makespan),
+        JudgeWork(questions=total, **place_of(judge, chosen).model_dump()),
+        dict.fromkeys(questions, took),
         "" if node.name == QUEUED_NODE else node.gpu_type,
     )
 
@@ -123,42 +123,54 @@ def _server_seconds(settings: JudgeSettings, answer_seconds: float) -> float:
     return max(answer_seconds / settings.concurrency, 60 / (settings.requests_per_minute or 1e9))
 
 
-def judge_nodes(alone: Run, offer: Offer) -> ChosenNodes:
-    """Return the node of the only trial of `judge_run`, which may have to wait for its GPUs.
+def judge_of(run: Run) -> Demand:
+    """Return the checkpoint that judges a run, with the settings of its engine.
+
+    Raises:
+        UserError: The checkpoint cannot be used.
+    """
+    checkpoint = checkpoints.inspect(Path(run.settings.judge.checkpoint or ""))
+    return Demand(checkpoint, settings_of_judge(run.settings), context_of(checkpoint), [])
+
+
+def nodes_of_judge(judge: Demand, offer: Offer) -> ChosenNodes:
+    """Return the node of a judge's engine, which may have to wait for its GPUs.
 
     Raises:
         UserError: The checkpoint fits on no GPU of the cluster, or on more than the user's limit.
     """
     try:
-        nodes, gpus = nodes_for(alone, offer)
-    except NoFreeGpu:
-        nodes, gpus = queued_nodes(alone, offer)
-    most = alone.settings.limits.gpus
+        nodes, gpus = choose_nodes(judge, offer.nodes, offer.busy)
+    except UserError:  # that no node has room now says nothing of later
+        nodes, gpus = queued_nodes(judge, offer.nodes, offer.busy)
+    most = judge.settings.limits.gpus
     if most is not None and gpus > most:
         raise UserError(
-            f"the judge {alone.checkpoint.path} takes {plural(gpus, 'GPU')}, and setting "
+            f"the judge {judge.checkpoint.path} takes {plural(gpus, 'GPU')}, and setting "
             f"limits.gpus is {most}: raise it, or choose a smaller judge"
         )
     return ChosenNodes([nodes[0].model_copy(update={"trials": 1})], gpus)
 
 
-def place_of(alone: Run, chosen: ChosenNodes) -> JudgePlace:
+def place_of(judge: Demand, chosen: ChosenNodes) -> JudgePlace:
     """Return what the job needs in which a checkpoint judges."""
     return JudgePlace(
         gpus=chosen.gpus_per_trial,
         gpu_type=chosen.nodes[0].gpu_type,
-        weights_gib=jobs.keeper_gib(alone),
+        weights_gib=keeper_gib(judge.checkpoint, judge.settings),
     )
 
 
-def _makespan(run: Run, alone: Run, offer: Offer, chosen: ChosenNodes, tokens: float) -> float:
-    """Return the seconds until a checkpoint has answered all questions.
+def _engine_seconds(
+    run: Run, judge: Demand, offer: Offer, chosen: ChosenNodes, questions: int, tokens: float
+) -> float:
+    """Return the seconds in which one engine copies the weights, starts, and answers questions.
 
     How many of the tokens it writes, the priors tell as of every run.
     """
     rubrics = [dataset.rubric for dataset in run.suite.datasets if dataset.rubric is not None]
-    longest = min(longest_answer(alone.max_length), max(rubric.max_tokens for rubric in rubrics))
-    questions = alone.suite.datasets[0].items or 0
+    longest = min(longest_answer(judge.max_length), max(each.max_tokens for each in rubrics))
+    dataset = Dataset(name=_QUESTIONS, task=_QUESTIONS, items=questions, chat_template=True)
     index = DatasetRequests(
         dataset=_QUESTIONS,
         key="",
@@ -171,17 +183,7 @@ def _makespan(run: Run, alone: Run, offer: Offer, chosen: ChosenNodes, tokens: f
         asks=False,
         offsets=[],
     )
-    return plan_run(alone, offer, chosen, {_QUESTIONS: index}).plan.estimate.makespan_seconds
-
-
-def judge_run(run: Run, questions: int) -> Run:
-    """Return a run that would take what a checkpoint takes for so many questions of another run.
-
-    Raises:
-        UserError: The checkpoint cannot be used.
-    """
-    checkpoint = checkpoints.inspect(Path(run.settings.judge.checkpoint or ""))
-    dataset = Dataset(name=_QUESTIONS, task=_QUESTIONS, items=questions, chat_template=True)
-    suite = Suite(name="judge", digest="", datasets=[dataset])
-    inputs = Inputs(checkpoint, suite, settings_of_judge(run.settings))
-    return new_run(inputs, run.cluster, run.created, exclusive=run.exclusive, limits=run.limits)
+    on, start, link = rates(judge.checkpoint, judge.settings, offer, chosen)
+    cost = dataset_cost(dataset, built_work(dataset, index), on, offer.priors)
+    copy = link.seconds(judge.checkpoint.bytes, 1)
+    return copy + start + max(cost.gpu_seconds, cost.floor_seconds)

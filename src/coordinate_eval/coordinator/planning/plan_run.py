@@ -53,7 +53,7 @@ from coordinate_eval.priors.catalogue import known_work
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.priors.roofline import Conditions
 from coordinate_eval.priors.staging import Link
-from coordinate_eval.records import DatasetRequests
+from coordinate_eval.records import Checkpoint, DatasetRequests
 
 
 @dataclass(frozen=True)
@@ -222,25 +222,30 @@ def _costs(
     built: Mapping[str, DatasetRequests],
     judging: Judging | None = None,
 ) -> list[Cost]:
-    costs = suite_costs(run.suite, _conditions(run, chosen), built, offer.priors)
+    on, _, _ = rates(run.checkpoint, run.settings, offer, chosen)
+    costs = suite_costs(run.suite, on, built, offer.priors)
     seconds = judging.seconds if judging is not None else {}
     return [c.model_copy(update={"judge_seconds": seconds.get(c.name, 0.0)}) for c in costs]
 
 
-def _conditions(run: Run, chosen: ChosenNodes) -> Conditions:
-    gpu_type = chosen.nodes[0].gpu_type
-    return conditions(run.checkpoint, run.settings.engine, gpu_type, chosen.gpus_per_trial)
+def rates(
+    checkpoint: Checkpoint, settings: Settings, offer: Offer, chosen: ChosenNodes
+) -> tuple[Conditions, float, Link]:
+    """Return the conditions of an engine, the seconds of its start, and the storage bandwidth.
+
+    The cluster file has the latter two where one stands in for a cluster, else the priors.
+    """
+    on = conditions(checkpoint, settings.engine, chosen.nodes[0].gpu_type, chosen.gpus_per_trial)
+    if offer.described is not None:
+        link = Link(offer.described.storage_gigabits_per_node)
+        return on, offer.described.engine_start_seconds, link
+    link = storage_link(settings, offer.priors, on, checkpoint)
+    return on, engine_start_seconds(offer.priors, on), link
 
 
 def _capacity(run: Run, offer: Offer, chosen: ChosenNodes) -> Capacity:
-    """Return the chosen nodes with their rates: as described, else as the priors have them."""
-    if offer.described is not None:
-        start = offer.described.engine_start_seconds
-        link = Link(offer.described.storage_gigabits_per_node)
-    else:
-        on = _conditions(run, chosen)
-        start = engine_start_seconds(offer.priors, on)
-        link = storage_link(run.settings, offer.priors, on, run.checkpoint)
+    """Return the chosen nodes with their rates."""
+    _, start, link = rates(run.checkpoint, run.settings, offer, chosen)
     # Half of a trial's time limit is for what precedes a shard, and for predictions that are low.
     most = 60.0 * jobs.most_minutes(run, offer.now)
     return Capacity(

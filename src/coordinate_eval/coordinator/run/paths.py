@@ -113,6 +113,10 @@ class RunDir:
         """Return the file of a `Round`: nodes that were asked for together."""
         return self.root / "rounds" / f"{number}.json"
 
+    def first_round(self, digest: str) -> Path:
+        """Return the file of round 0 for the plan of this digest, until the run follows a plan."""
+        return self.root / "rounds" / f"plan-{digest[:16]}.json"
+
     @property
     def jobs_folder(self) -> Path:
         """Return the folder of `job`."""

@@ -67,9 +67,6 @@ class Planned(Record):
     score_seconds: dict[str, float] = Field(
         default={}, description="expected of scoring, on one core, by dataset"
     )
-    most_trials: int = Field(
-        default=0, description="trials at a time, if more than the plan has: few GPUs were free"
-    )
 
 
 class Run(Planned):
@@ -213,6 +210,11 @@ class Round(Record):
     minutes: int = Field(description="time limit of trials")
     most_minutes: int | None = Field(
         default=None, description="longest time limit of its jobs that was allowed"
+    )
+    most_trials: int = Field(
+        default=0,
+        description="trials of the run at a time, if more than round 0 has: few GPUs were free",
+        exclude_if=lambda trials: trials == 0,
     )
 
 

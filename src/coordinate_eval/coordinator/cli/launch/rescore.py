@@ -19,7 +19,7 @@ from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint
 from coordinate_eval.coordinator.inputs.folders import working_in
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites.suite import check_tasks, narrow
-from coordinate_eval.coordinator.planning.judge_plan import judge_nodes, judge_run, place_of
+from coordinate_eval.coordinator.planning.judge_plan import judge_of, nodes_of_judge, place_of
 from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.run.starting.create import submit_supervisor
@@ -68,7 +68,7 @@ def rescore_run(
                 shutil.rmtree(found.root)
                 forget(settings, made.id)
             raise
-    announce(found, made, submitted, as_json=as_json)
+    announce(found, made, submitted.job_id, as_json=as_json)
     return 0
 
 
@@ -110,6 +110,6 @@ def _with_place(made: Run) -> Run:
     with cluster:
         offer = ask(cluster, settings)
     made = made.model_copy(update={"exclusive": offer.exclusive, "limits": offer.limits})
-    alone = judge_run(made, questions=1)
-    place = place_of(alone, judge_nodes(alone, offer))
+    asked = judge_of(made)
+    place = place_of(asked, nodes_of_judge(asked, offer))
     return made.model_copy(update={"judge_place": place})

@@ -106,7 +106,7 @@ def gather_facts(
         cores=cores,
         fruitless_rounds=_count_fruitless(trials),
         most_trials=max(
-            sum(node.trials for round_ in rounds[:1] for node in round_.nodes), run.most_trials
+            (max(r.most_trials, sum(n.trials for n in r.nodes)) for r in rounds[:1]), default=0
         ),
         ready_seconds=ready_seconds(run, trials, stages),
         pace=pace(run, trials, unpublished, in_work),

@@ -1,11 +1,12 @@
 """The plan of a run: made by its supervisor once all requests are built, and written once.
 
-`plan.json` comes first, and the first one stays; all else follows from it and the requests. So a
-supervisor that is killed here, or two at the same time, leave one plan. `planned.json` comes last.
+The first `plan.json` stays, and `planned.json` comes last. A plan's round 0 lies beside it before,
+under the plan's digest; all else follows from the plan and the requests. So supervisors that are
+killed here, and two at the same time, leave one plan with its own round.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Cluster
@@ -13,7 +14,7 @@ from coordinate_eval.coordinator.planning.judge_plan import plan_judge
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
-from coordinate_eval.coordinator.planning.plan import ChosenNodes, NodeCapacity, Plan
+from coordinate_eval.coordinator.planning.plan import ChosenNodes, Plan
 from coordinate_eval.coordinator.planning.plan_run import (
     Offer,
     PlannedRun,
@@ -26,7 +27,7 @@ from coordinate_eval.coordinator.planning.plan_run import (
 )
 from coordinate_eval.coordinator.run.claiming.work import unbuildable
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, read_run, write_planned
+from coordinate_eval.coordinator.run.records import Round, Run, read_run, write_planned
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.coordinator.supervisor.placing.promises import NoRoom
 from coordinate_eval.errors import PlaceGone, UserError
@@ -62,24 +63,27 @@ def write_plan(
         )
     run = run.model_copy(update={"suite": run.suite.model_copy(update={"datasets": left})})
     run = run.model_copy(update={"limits": cluster.limits()})  # they may have changed
-    nodes: Sequence[NodeCapacity] = ()
-    most_trials = 0
     if not run_dir.plan.exists():
         others = others or OtherRuns(run_dir, run, cluster)
         offer = _offer(run, cluster, now, others)
         reviewed = _files.read_record_if_there(run_dir.reviewed, Plan)
         kept = _free_or_queued(run, offer, cluster, others, reviewed)
-        made = plan_run(run, offer, kept, built, reviewed, judging=_judging(run, offer, built))
+        judging = _judging(run_dir, run, offer, built)
+        made = plan_run(run, offer, kept, built, reviewed, judging=judging)
+        round_ = made.round
         if reviewed is None and may_queue(run, cluster):
-            most_trials = _most_trials(run, offer, made, built)
-        others.take(made.run, 0, made.round.nodes)
-        nodes = made.capacity.nodes
+            most = _most_trials(run, offer, made, built)
+            round_ = round_.model_copy(update={"most_trials": most})
+        others.take(made.run, 0, round_.nodes)
+        _files.write_record(run_dir.first_round(made.plan.digest), round_)
         _files.create(run_dir.plan, made.plan.model_dump_json(by_alias=True, indent=1) + "\n")
     plan = _files.read_record(run_dir.plan, Plan)
-    planned = with_plan(run, plan, built).model_copy(update={"most_trials": most_trials})
-    round_ = first_round(planned, plan, now, nodes)
+    planned = with_plan(run, plan, built)
+    path = run_dir.first_round(plan.digest)
+    round_ = _files.read_record_if_there(path, Round) or first_round(planned, plan, now)
     _files.create(run_dir.round(0), round_.model_dump_json(by_alias=True, indent=1) + "\n")
     write_planned(run_dir, planned)
+    path.unlink(missing_ok=True)
     return read_run(run_dir)
 
 
@@ -144,11 +148,21 @@ def _most_trials(
     return 0
 
 
-def _judging(run: Run, offer: Offer, built: Mapping[str, DatasetRequests]) -> Judging | None:
-    """Return what the judge will take. One that cannot be used now stops no answers to it."""
-    with contextlib.suppress(UserError):
+def _judging(
+    run_dir: RunDir, run: Run, offer: Offer, built: Mapping[str, DatasetRequests]
+) -> Judging | None:
+    """Return what the judge will take. Give up what it rates where its checkpoint cannot be used.
+
+    No GPU then works for answers that nobody rates; a run that is resumed tries again.
+    """
+    try:
         return plan_judge(run, offer, built)
-    return None
+    except UserError as error:
+        for dataset in run.suite.datasets:
+            if dataset.rubric is not None:
+                said = f"dataset {dataset.name}: its judge cannot be used: {error}\n"
+                _files.write(run_dir.dataset_error(dataset.name), said)
+        return None
 
 
 def may_queue(run: Run, cluster: Cluster) -> bool:
