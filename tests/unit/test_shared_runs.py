@@ -1,16 +1,23 @@
 """Two users whose runs have one id, in a folder that they share."""
 
 import errno
+import json
 import os
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.reviewer import FakeCluster
+from tests.run_dirs import unplanned
 
+from coordinate_eval import _files
+from coordinate_eval.clusters.protocol import TaskStatus
 from coordinate_eval.coordinator.cli.inquire.runs import find, name_for_commands
 from coordinate_eval.coordinator.cli.launch import run as launch
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.run import own
 from coordinate_eval.coordinator.run.own import place
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -101,3 +108,36 @@ def test_who_comes_second_makes_one_beside(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(launch, "_root", lambda *_: roots[0])
     with pytest.raises(RunExists):  # it is the user's own: another process of hers made it
         launch._create(inputs, None, run)
+
+
+def test_a_run_that_another_process_has_just_made_is_told_as_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir, run = unplanned(tmp_path)
+    joined = partial(launch._join, run_dir, FakeCluster(), Settings(), wait=False)
+    assert joined(as_json=True) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "run": run.id, "dir": str(run_dir.root), "job": None,
+    }  # fmt: skip
+    assert joined(as_json=False) == 0
+    assert capsys.readouterr().out == f"{run_dir.root}\n"
+
+
+def test_who_waits_for_it_gets_its_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir, run = unplanned(tmp_path)
+
+    class Ending(FakeCluster):
+        """A scheduler under which the run ends at the second look."""
+
+        looks = 0
+
+        def poll(self, prefix: str) -> list[TaskStatus]:
+            self.looks += 1
+            if self.looks == 2:
+                _files.write(run_dir.results, _files.pretty(collect_results(run_dir, run, "no")))
+            return []
+
+    assert launch._join(run_dir, Ending(), Settings(), wait=True, as_json=True) == 1
+    assert json.loads(capsys.readouterr().out)["reason"] == "no"

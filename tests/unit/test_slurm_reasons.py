@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.decisions import DIR, KEEP, ROUND, RUN, TRIAL, facts, submitted, tasks
 from tests.shown_runs import SUPERVISOR, ask, pending
+from tests.slurm_nodes import task_of
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Hold, State, TaskStatus, Waits
@@ -15,7 +16,6 @@ from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decisions.values import Action, Cancel, Finish
 from coordinate_eval.coordinator.supervisor.facts.silence import Silence
-from coordinate_eval.slurm.answers import queue
 from coordinate_eval.slurm.answers.reasons import REASONS, UNKNOWN, read_reason
 
 PATIENCE = RUN.settings.supervisor.patience_seconds
@@ -114,8 +114,7 @@ ALL = {
 
 
 def task_with(reason: str, state: str = "PENDING") -> TaskStatus:
-    [task] = queue.read_tasks(queue.as_printed([["7_2", state, reason, "", "ce-a"]]), "ce-")
-    return task
+    return task_of("7_2", state, reason, "", "ce-a")
 
 
 @pytest.mark.parametrize("waits", ALL)
@@ -263,6 +262,7 @@ def test_status_says_what_a_reason_means_and_what_to_do(
         return " ".join(ask(run_dir, monkeypatch, [SUPERVISOR, task]).output.split())
 
     assert "is pending: Priority, other jobs come first" in said("Priority")
+    assert "it waits for ever where one job alone asks for more" in said("AssocGrpGRES")
     words = said("PartitionTimeLimit")
     assert "its time limit is longer than one job may have" in words
     assert "(PartitionTimeLimit): lower [trial] max_minutes" in words

@@ -172,7 +172,7 @@ def progress(
     phase, detail = _phase(
         run_dir, run, tasks or [], current, now, undone, silent=silent, supervised=supervised
     )
-    if not phase.ended:
+    if not (phase.ended or supervised):  # a supervisor has told what is refused
         detail = "; ".join(filter(None, (detail, *refused_now(run_dir))))
     responses = sum(trial.responses for trial in trials.values())
     responses = min(responses, requests) if undone or not run.planned else requests
@@ -256,7 +256,7 @@ def _phase(
     if not run.planned:
         return _before_plan(run_dir, run, tasks)
     if not undone:
-        return Phase.SCORING, ""
+        return Phase.SCORING, _nothing_starts(run, tasks)
     states = {trial.state for trial in trials.values()}
     if "running" in states:
         return Phase.RUNNING, ""
@@ -281,7 +281,7 @@ def _before_plan(run_dir: RunDir, run: Run, tasks: list[TaskStatus]) -> tuple[Ph
         built = len(spans) - missing - lost
         words = f"prompts of {built} of {plural(len(spans), 'dataset')} are built"
         words += f"; {lost} cannot be built" if lost else ""
-        why = _why_waiting(run_dir)
+        why = _why_waiting(run_dir) or _nothing_starts(run, tasks)
         return Phase.BUILDING, words + (f"; {why}" if why else "")
     return Phase.WAITING, _why_waiting(run_dir) or "its supervisor looks for free nodes"
 
@@ -326,6 +326,17 @@ def _before_engines(
     if any(stage.state == "ready" for stage in stages):
         return Phase.STARTING, ""
     return Phase.WAITING, ""
+
+
+def _nothing_starts(run: Run, tasks: list[TaskStatus]) -> str:
+    """Return why a job waits, if no job of the run but its supervisor runs; else nothing."""
+    alive = [
+        task
+        for task in tasks
+        if task.state is not State.ENDED and not jobs.is_supervisor(run, task.name)
+    ]
+    waits = alive and all(task.state is State.PENDING for task in alive)
+    return _because(alive[0]) if waits else ""
 
 
 def _is_queued(run: Run, alive: list[TaskStatus]) -> bool:

@@ -1,8 +1,8 @@
 """The meaning of Slurm's reasons for a pending job: the one table that all else follows from.
 
-It has every reason of Slurm 20.11 to 26.05, and the texts that Slurm prints in place of one. With
-%r `squeue` prints blanks, and pyslurm underscores. Its table in docs/operations.md is checked by a
-test. The reasons: `enum job_state_reason` in Slurm's slurm.h; the texts: `state_desc` in slurmctld.
+It has every reason of Slurm 20.11 to 26.05, and the texts that Slurm prints in place of one. Its
+table in docs/operations.md is checked by a test. The reasons: `enum job_state_reason` in Slurm's
+slurm.h; the texts: `state_desc` in slurmctld.
 """
 
 import re
@@ -78,7 +78,10 @@ REASONS = (
            "`AssocMaxSubmitJobLimit`, …",
            r"(QOS|Assoc)(Grp|Max)\w+|Max\w+PerAccount|(QOS|Association)ResourceLimit"
            "|AccountingPolicy",
-           Waits.TURN, "a limit on what all jobs of a user, account or QOS have together"),
+           Waits.TURN, "a limit on what all jobs of a user, account or QOS have together",
+           "it waits for ever where one job alone asks for more: `sacctmgr show assoc` and "
+           "`sacctmgr show qos` show the limits; then lower [trial] cpus, memory_gib or "
+           "tensor_parallel, or take another [slurm] account or qos"),
     Reason("`Licenses`, `Reservation`, `Dependency`, `JobArrayTaskLimit`, `MpiPortsBusy`, "
            "`NvidiaImexChannels`, `MaxPoweredUpNodes`, `BurstBufferResources`",
            "Licenses|Reservation|Dependency|JobArrayTaskLimit|MpiPortsBusy|NvidiaImexChannels"
@@ -147,6 +150,6 @@ _COMPILED = [(re.compile(each.pattern, re.IGNORECASE), each) for each in REASONS
 
 
 def read_reason(text: str) -> Reason:
-    """Return what a reason means, in the spelling of any version and reader."""
+    """Return what a reason means, in the spelling of any version."""
     said = " ".join(text.replace("_", " ").split())
     return next((each for pattern, each in _COMPILED if pattern.fullmatch(said)), UNKNOWN)

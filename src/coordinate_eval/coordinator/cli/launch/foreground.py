@@ -25,9 +25,10 @@ from coordinate_eval.coordinator.display.run_page import write_report
 from coordinate_eval.coordinator.report import first_signal, state
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.report.state import Phase
+from coordinate_eval.coordinator.run import holds, jobs
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, Submitted, read_run
+from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import ClusterError, UserError
 from coordinate_eval.records import Outputs
 
@@ -107,7 +108,10 @@ class Display:
         )
         if known.left_seconds is not None:
             times += f", about {whole_duration(known.left_seconds)} left"
-        return f"{known.phase}: {summary(self._run, facts)}", times
+        what = f"{known.phase}: {summary(self._run, facts)}"
+        if known.phase in (Phase.WAITING, Phase.SCORING) and known.detail:
+            what = "; ".join([what, *(holds.all_in_words(facts.tasks) or [known.detail])])
+        return what, times
 
     def _show_signal(self) -> None:
         """Print rough scores, once all of them are there."""
@@ -219,15 +223,16 @@ def say_windows(run: Run) -> None:
         say(line)
 
 
-def announce(run_dir: RunDir, run: Run, submitted: Submitted, *, as_json: bool) -> None:
-    """Print the run's directory, and the job that supervises it."""
+def announce(run_dir: RunDir, run: Run, job_id: str | None, *, as_json: bool) -> None:
+    """Print the run's directory, and the job that supervises it, as far as it is known."""
     if as_json:
-        answer = {"run": run.id, "dir": str(run_dir.root), "job": submitted.job_id}
+        answer = {"run": run.id, "dir": str(run_dir.root), "job": job_id}
         write_json(answer)
     else:
         sys.stdout.write(f"{run_dir.root}\n")
+        by = "by another process" if job_id is None else f"by job {job_id}"
         say(
-            f"run {run.id} is supervised by job {submitted.job_id}; "
+            f"run {run.id} is supervised {by}; "
             f"`coordinate-eval status {run.id}` shows how far it is"
         )
 

@@ -75,7 +75,8 @@ def resume_run(
             return supervise(run_dir, run, cluster, as_json=as_json)
         run = run.model_copy(update={"limits": clusters.patiently(cluster.limits)})
         say_windows(run)
-        announce(run_dir, run, submit_supervisor(run_dir, run, cluster), as_json=as_json)
+        submitted = submit_supervisor(run_dir, run, cluster)
+        announce(run_dir, run, submitted.job_id, as_json=as_json)
     return 0
 
 

@@ -14,9 +14,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from coordinate_eval import _files, _owner
-from coordinate_eval.clusters.protocol import Cluster
+from coordinate_eval.clusters.protocol import Cluster, TaskStatus
 from coordinate_eval.coordinator.cli import output
-from coordinate_eval.coordinator.cli.launch.foreground import announce, say_windows, supervise
+from coordinate_eval.coordinator.cli.launch.foreground import (
+    announce,
+    say_windows,
+    show_results,
+    supervise,
+)
 from coordinate_eval.coordinator.cli.launch.resume import resume_run
 from coordinate_eval.coordinator.cli.launch.runnable import runnable, say_by_reason
 from coordinate_eval.coordinator.cli.output import quiet_libraries, say
@@ -28,8 +33,8 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import known_tasks, suite
 from coordinate_eval.coordinator.planning import reviewed_plan
 from coordinate_eval.coordinator.planning.judge_plan import (
-    judge_nodes,
-    judge_run,
+    judge_of,
+    nodes_of_judge,
     plan_judge,
     questions_to_judge,
 )
@@ -47,10 +52,11 @@ from coordinate_eval.coordinator.planning.plan_run import (
     plan_run,
     queued_nodes,
 )
-from coordinate_eval.coordinator.report.state import is_complete
+from coordinate_eval.coordinator.report import state
+from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.own import place
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.run.starting.create import create, existing, submit_supervisor
 from coordinate_eval.errors import RunExists, SubmitRefused, UserError
 
@@ -59,6 +65,13 @@ _OF_JOBS = {
     "after_run",
 }  # fmt: skip
 """Settings, mostly sections, that decide how a run's jobs are submitted and what they do."""
+
+
+JOIN_SECONDS = 2.0
+"""Longest time between two looks at a run that another process has started."""
+
+STARTING_SECONDS = 60.0
+"""Time from the creation of a run in which it gets a supervisor."""
 
 
 def start_run(
@@ -84,31 +97,44 @@ def start_run(
     if found_run is not None:
         if inputs.reviewed is not None:
             reviewed_plan.check_run(inputs.reviewed, RunDir(root))
-        if not is_complete(RunDir(root)):
+        if not state.is_complete(RunDir(root)):
             _say_what_is_kept(found_run, settings, root)
         return resume_run(RunDir(root), settings, wait=wait, as_json=as_json, asked_again=True)
     judge.check(settings.judge, inputs.suite, os.environ)
     _check_folders(settings, root)
     _say_where_tasks_look(inputs)
-    with working_in(""), chosen as cluster:
+    try:
+        return _start_new(inputs, run_dir, chosen, wait=wait, as_json=as_json)
+    except RunExists as error:
+        say(str(error))
+        return _join(RunDir(root), chosen, settings, wait=wait, as_json=as_json)
+
+
+def _start_new(
+    inputs: Inputs, run_dir: Path | None, cluster: Cluster, *, wait: bool, as_json: bool
+) -> int:
+    """Make the run directory and give it a supervisor: this process, or a job.
+
+    Raises:
+        RunExists: Another process has made the same run meanwhile.
+        UserError: The run cannot start.
+    """
+    settings = inputs.settings
+    with working_in(""), cluster:
         offer = ask(cluster, settings)
         inputs = runnable(inputs)
         made = new_run(
             inputs, cluster.name, offer.now, exclusive=offer.exclusive, limits=offer.limits
         )
         try:
-            chosen_nodes = nodes_for(made, offer, inputs.reviewed)
-            check_time(made, offer, chosen_nodes, inputs.reviewed)
-            if judge.is_checkpoint(settings.judge, inputs.suite):
-                judge_nodes(judge_run(made, questions=1), offer)
+            nodes = nodes_for(made, offer, inputs.reviewed)
+            check_time(made, offer, nodes, inputs.reviewed)
         except NoFreeGpu:
             if not settings.queue:
                 raise
-        try:
-            found = _create(inputs, run_dir, made)
-        except RunExists as error:
-            say(str(error))
-            return 0
+        if judge.is_checkpoint(settings.judge, inputs.suite):
+            nodes_of_judge(judge_of(made), offer)
+        found = _create(inputs, run_dir, made)
         _say_who_has_one(settings, made.id, found.root)
         remember(settings, made.id, found.root)
         say_windows(made)
@@ -121,8 +147,33 @@ def start_run(
                 shutil.rmtree(found.root)
                 forget(settings, made.id)
             raise
-    announce(found, made, submitted, as_json=as_json)
+    announce(found, made, submitted.job_id, as_json=as_json)
     return 0
+
+
+def _join(
+    run_dir: RunDir, cluster: Cluster, settings: Settings, *, wait: bool, as_json: bool
+) -> int:
+    """Wait for a run that another process has just made, or say where it is, as of an own run.
+
+    If that process ends without leaving a supervisor, this one continues the run.
+    """
+    run = read_run(run_dir)
+    if not (wait or cluster.local):
+        announce(run_dir, run, None, as_json=as_json)
+        return 0
+    with cluster:
+        while not (state.is_complete(run_dir) or state.has_ended_incomplete(run_dir)):
+            tasks: list[TaskStatus] = []
+            if not cluster.local:
+                tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(run)))
+            begun = time.time() - run.created > STARTING_SECONDS
+            if begun and state.is_supervised(run_dir, run, tasks) is False:
+                break
+            time.sleep(min(JOIN_SECONDS, run.settings.supervisor.poll_seconds))
+        else:
+            return show_results(run_dir, as_json=as_json)
+    return resume_run(run_dir, settings, wait=wait, as_json=as_json, asked_again=True)
 
 
 def show_plan(
