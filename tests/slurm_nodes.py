@@ -1,4 +1,13 @@
-"""Nodes as `scontrol show nodes` describes them."""
+"""Nodes as `scontrol show nodes` describes them, and tasks as `squeue` does."""
+
+from coordinate_eval.clusters.protocol import TaskStatus
+from coordinate_eval.slurm.answers.queue import SQUEUE_FORMAT, read_tasks
+
+
+def task_of(*fields: str) -> TaskStatus:
+    """The task with this id, state, reason, node and job name."""
+    (task,) = read_tasks(f"{SQUEUE_FORMAT[0]}{'|'.join(fields)}\n", "ce-")
+    return task
 
 
 def node(name: str = "n1", **fields: object) -> dict[str, str]:

@@ -26,7 +26,7 @@ def slurm_cluster() -> Iterator[DevCluster]:
 @pytest.fixture
 def cluster(slurm_cluster: DevCluster) -> Iterator[SlurmCluster]:
     """The cluster through the backend. When the test has ended, its nodes are left by all jobs."""
-    cluster = SlurmCluster(SlurmSettings(timeout_seconds=30))
+    cluster = SlurmCluster(SlurmSettings())
     yield cluster
     cluster.cancel([task.job_id for task in not_ended(cluster)])
     # A job that has ended for the backend may still hold its cores: squeue lists it until then.

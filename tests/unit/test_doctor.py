@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.reviewer import FakeCluster
+from tests.slurm_nodes import task_of
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Busy, Job, Node, State, TaskStatus
@@ -17,7 +18,6 @@ from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.file_system import Tried
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings, StageSettings
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
-from coordinate_eval.slurm.answers.queue import as_printed, read_tasks
 from coordinate_eval.slurm.settings import SlurmSettings
 
 GIB = 1 << 30
@@ -279,7 +279,7 @@ def test_answers_of_jobs_are_collected(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_ends_by_itself_is_no_failure_of_a_job_that_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, state: str
 ) -> None:
-    [waits] = read_tasks(as_printed([["1", "PENDING", reason, "", "ce-a"]]), "ce-")
+    waits = task_of("1", "PENDING", reason, "", "ce-a")
     cluster = Jobs({"gpu-job-0": "waits", "cpu-job-0": "answers"})
     poll = cluster.poll
     monkeypatch.setattr(

@@ -9,6 +9,7 @@ from tests.decisions import DIR, RUN, TRIAL, facts, submitted, tasks
 from tests.reviewer import FakeCluster, Reviewer
 from tests.run_dirs import unplanned
 from tests.shown_runs import SUPERVISOR, ask, pending, running, seen
+from tests.slurm_nodes import task_of
 from tests.tiny import tiny_model
 
 from coordinate_eval.clusters.protocol import Hold, Job, State, TaskStatus
@@ -25,7 +26,6 @@ from coordinate_eval.coordinator.supervisor.handover import LOOK_SECONDS
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.coordinator.supervisor.placing import promises
 from coordinate_eval.errors import CoordinateError
-from coordinate_eval.slurm.answers import queue
 
 PERSONS = [Hold.ADMIN, Hold.USER]
 LAUNCH_FAILED = "launch failed requeued held"
@@ -53,7 +53,7 @@ LAUNCH_FAILED = "launch failed requeued held"
     ],
 )
 def test_what_slurm_says_of_a_held_job(state: str, reason: str, held: Hold) -> None:
-    [task] = queue.read_tasks(queue.as_printed([["7", state, reason, "", "ce-a"]]), "ce-")
+    task = task_of("7", state, reason, "", "ce-a")
     assert task.held is held
 
 

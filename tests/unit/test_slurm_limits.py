@@ -152,7 +152,7 @@ def test_jobs_on_cpus_have_limits_of_their_own() -> None:
 
 def test_limits_that_are_lowered_are_known_after_some_minutes(slurm: Path) -> None:
     settings, now = SlurmSettings(partition="cpu"), [0.0]
-    client = SlurmClient(settings.timeout_seconds)
+    client = SlurmClient()
     limits = TimeLimits(client, settings, Places(client, settings), lambda: now[0])
     assert limits.read().cpu_minutes == 180
     script = slurm / "scontrol"

@@ -20,7 +20,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
     monkeypatch.delenv("SLURM_CONF", raising=False)
     for folder in (TESTS / "fakes" / "slurm-24.11", tmp_path):
         monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
-    return SlurmCluster(SlurmSettings(partition="whole,low", reader="commands"))
+    return SlurmCluster(SlurmSettings(partition="whole,low"))
 
 
 def job(folder: Path, node: str | None) -> Job:
@@ -61,7 +61,7 @@ def test_a_node_that_slurm_does_not_know_is_for_sbatch_to_refuse(
 
 
 def test_one_partition_needs_no_list_of_nodes(cluster: SlurmCluster, tmp_path: Path) -> None:
-    one = SlurmCluster(SlurmSettings(partition="low", reader="commands"))
+    one = SlurmCluster(SlurmSettings(partition="low"))
     assert one.submit(job(tmp_path, "a1")) == "7"
     assert one.client.calls["scontrol"] == 3  # partitions, configuration, accounting
 
@@ -82,8 +82,8 @@ def test_what_keeps_a_job_out_of_one_partition_ends_no_wait(
 ) -> None:
     (tmp_path / "squeue").write_text(f"#!/bin/sh\nprintf '\\0367_0|PENDING|{reason}||ce-t\\n'\n")
     (tmp_path / "squeue").chmod(0o755)
-    one = SlurmCluster(SlurmSettings(partition="low", reader="commands"))
-    several_qos = SlurmCluster(SlurmSettings(qos="a,b", reader="commands"))
+    one = SlurmCluster(SlurmSettings(partition="low"))
+    several_qos = SlurmCluster(SlurmSettings(qos="a,b"))
     for with_choice in (cluster, several_qos):
         [task] = with_choice.poll("ce-")
         assert (task.never_starts, task.waits) == (never, waits)

@@ -56,6 +56,9 @@ MOST_BYTES = 1 << 30
 _CONFIGURATIONS = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
 _PROBE_SECONDS = 15.0
 
+TIMEOUT_SECONDS = 60.0
+"""Time limit of one command."""
+
 
 def slurm_configured() -> bool:
     """Return whether this machine belongs to a Slurm cluster, reachable or not.
@@ -84,7 +87,7 @@ class SlurmClient:
         UserError: SLURM_CONF names a file that is missing or cannot be read.
     """
 
-    def __init__(self, timeout_seconds: float) -> None:
+    def __init__(self, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self.calls: Counter[str] = Counter()
         self._timeout_seconds = timeout_seconds
         self._knows_cluster = False
@@ -102,12 +105,10 @@ class SlurmClient:
         *args: str,
         script: str | None = None,
         environment: Mapping[str, str] | None = None,
-        counted: str = "",
     ) -> str:
         """Run one command and return its standard output. `script` is its standard input.
 
-        `environment` is what it gets in place of this process's own, as a job does; `counted` is
-        its name in `calls`, if not its own.
+        `environment` is what it gets in place of this process's own, as a job does.
 
         Raises:
             ClusterSilent: no answer in time. The command may have taken effect.
@@ -117,7 +118,7 @@ class SlurmClient:
                 one that Slurm's commands ask.
         """
         self._check_cluster()
-        self.calls[counted or command] += 1
+        self.calls[command] += 1
         try:
             status, *printed = self._done(
                 command,

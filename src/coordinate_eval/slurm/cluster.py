@@ -10,15 +10,21 @@ from typing import Self
 
 from coordinate_eval.clusters.protocol import Busy, Job, JobLimits, Node, ShownJob, TaskStatus
 from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, UserError
-from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes, read_places
+from coordinate_eval.slurm.answers.nodes import (
+    SHOW_NODES,
+    Fields,
+    Wanted,
+    read_fields,
+    read_nodes,
+    read_places,
+)
 from coordinate_eval.slurm.answers.partitions import Partition
-from coordinate_eval.slurm.answers.queue import read_job_id, read_tasks, with_choice
+from coordinate_eval.slurm.answers.queue import SQUEUE_FORMAT, read_job_id, read_tasks, with_choice
 from coordinate_eval.slurm.answers.refusals import refusal
 from coordinate_eval.slurm.answers.reservations import Reservation, clock
 from coordinate_eval.slurm.client import SlurmClient, slurm_configured
 from coordinate_eval.slurm.environment import of_job
 from coordinate_eval.slurm.places import Places
-from coordinate_eval.slurm.reader import Reader, reader_for
 from coordinate_eval.slurm.scripts import submission
 from coordinate_eval.slurm.settings import SlurmSettings
 from coordinate_eval.slurm.time_limits import TimeLimits
@@ -60,7 +66,7 @@ class SlurmCluster:
     @cached_property
     def client(self) -> SlurmClient:
         """Return the runner of Slurm's commands."""
-        return SlurmClient(self._settings.timeout_seconds)
+        return SlurmClient()
 
     @cached_property
     def _places(self) -> Places:
@@ -69,10 +75,6 @@ class SlurmCluster:
     @cached_property
     def _time_limits(self) -> TimeLimits:
         return TimeLimits(self.client, self._settings, self._places)
-
-    @cached_property
-    def _reader(self) -> Reader:
-        return reader_for(self._settings.reader, self.client)
 
     @property
     def calls(self) -> Mapping[str, int]:
@@ -96,10 +98,11 @@ class SlurmCluster:
         return ShownJob(job.name, made.command(), made.script, made.text())
 
     def about(self) -> Mapping[str, str]:
-        """Return version, controller, how nodes are read, and what the settings name for jobs.
+        """Return version, controller, and what the settings name for jobs.
 
         Raises:
-            UserError: a partition of the settings does not exist or takes no jobs.
+            UserError: a partition of the settings does not exist or takes no jobs, or Slurm shows
+                this user no nodes.
             PlaceGone: their reservation is not there for this user.
             ClusterSilent: no answer.
         """
@@ -111,8 +114,8 @@ class SlurmCluster:
         # Without a partition for jobs on CPUs, they run in the other one.
         settings = [name for name in names if name or not names[0]]
         chosen = {p.name: p for name in settings for p in self._places.named(name)}
-        self._reader.nodes()  # finds out how
-        said = {"controller": f"Slurm {version}: {controller}", "reader": self._reader.name}
+        self._show_nodes()
+        said = {"controller": f"Slurm {version}: {controller}"}
         for name, partition in chosen.items():
             said[f"partition {name}{' (default)' * partition.default}"] = partition.words()
         if reservation := self._places.reservation():
@@ -148,12 +151,30 @@ class SlurmCluster:
         )
         for gpu_work in (True, False):
             self._learn_memory_limit(self._settings.of(gpu_work).partition)
-        answer = self._reader.nodes()
+        answer = self._show_nodes()
         free, busy = read_nodes(answer, wanted)
         self._partitions_of = read_places(answer)
         if why := self._none_starts(partitions, reservation):
             return [], [*(Busy(name=node.name, why=why) for node in free), *busy]
         return free, busy
+
+    def _show_nodes(self) -> Sequence[Fields]:
+        """Return what `scontrol` says of each node.
+
+        Raises:
+            ClusterError: Slurm refused; the message has its words.
+            UserError: Slurm shows this user no nodes.
+        """
+        try:
+            return read_fields(self.client.run(*SHOW_NODES))
+        except ClusterError as error:
+            if "permission denied" not in str(error).lower():
+                raise
+            raise UserError(
+                "Slurm shows you no nodes (PrivateData=nodes), and without them nothing can be "
+                "planned: ask the administrators to take `nodes` out of PrivateData, or to make "
+                "you an operator in Slurm's accounting"
+            ) from error
 
     def _none_starts(self, partitions: Sequence[Partition], own: Reservation | None) -> str:
         """Return why no job starts now that Slurm would queue, '' if some may."""
@@ -240,7 +261,7 @@ class SlurmCluster:
         if job.node is None or "," not in self._settings.of(job.in_gpu_partition).partition:
             return frozenset()
         if job.node not in self._partitions_of:
-            self._partitions_of = read_places(self._reader.nodes())
+            self._partitions_of = read_places(self._show_nodes())
         return self._partitions_of.get(job.node, frozenset())
 
     def poll(self, prefix: str) -> list[TaskStatus]:
@@ -249,7 +270,10 @@ class SlurmCluster:
         Raises:
             ClusterSilent: no answer.
         """
-        tasks = read_tasks(self._reader.tasks(), prefix)
+        # Of no other user, whose names of jobs might imitate other records.
+        who = ("-u", str(os.getuid()))
+        text = self.client.run("squeue", "-h", "-a", "-r", "-t", "all", *who, "-o", SQUEUE_FORMAT)
+        tasks = read_tasks(text, prefix)
         return with_choice(tasks) if self._choice else tasks
 
     def cancel(self, job_ids: list[str]) -> None:

@@ -73,14 +73,6 @@ class SlurmSettings(Record):
         description="more variables that jobs get from the submitter: names, or beginnings and *",
     )
     extra_args: tuple[str, ...] = Field(default=(), description="more options for sbatch")
-    reader: Literal["auto", "commands", "pyslurm"] = Field(
-        default="auto",
-        description="what nodes and jobs are read with: commands of Slurm, or pyslurm, which must "
-        "be of Slurm's own release; auto is pyslurm where it is installed and fits",
-    )
-    timeout_seconds: float = Field(
-        default=60.0, gt=0, le=1e6, description="time limit of one Slurm command"
-    )
 
     @field_validator("extra_args")
     @classmethod

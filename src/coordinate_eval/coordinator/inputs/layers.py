@@ -47,6 +47,8 @@ _FORMER: Mapping[str, str] = {
     "scoring.jobs": "harness.jobs",
     "scoring.memory_gib": "harness.memory_gib",
     "slurm.gpu_memory_gib": "gpu_memory_gib",
+    "slurm.reader": "",
+    "slurm.timeout_seconds": "",
     "stage.cpus": "",
     "supervisor.cpus": "",
     "supervisor.memory_gib": "",

@@ -240,7 +240,7 @@ def _hindrance(fields: Fields, states: Sequence[NodeState], wanted: Wanted) -> s
 def _other_owner(owner: str) -> str:
     """Return the other user of whom alone this node takes jobs now, or '' if there is none.
 
-    Slurm says `name(number)`, and N/A for nobody; pyslurm says the name.
+    Slurm says `name(number)`, and N/A for nobody.
     """
     name, _, number = owner.removesuffix(")").partition("(")
     nobody_else = {"", "N/A", name_of_user(), str(os.getuid())}

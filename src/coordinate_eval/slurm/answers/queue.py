@@ -83,11 +83,6 @@ def with_choice(tasks: Iterable[TaskStatus]) -> list[TaskStatus]:
     ]
 
 
-def as_printed(tasks: Iterable[Sequence[str]]) -> str:
-    """Return what squeue prints of tasks with these fields of `SQUEUE_FORMAT`."""
-    return "".join(f"{_RECORD}{'|'.join(fields)}\n" for fields in tasks)
-
-
 def _task_of(fields: Sequence[str], prefix: str) -> TaskStatus | None:
     """Return the task with these fields of `SQUEUE_FORMAT`; None if it is no such task of ours."""
     if len(fields) != 5 or not fields[4].startswith(prefix):
