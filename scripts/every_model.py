@@ -27,7 +27,12 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from coordinate_eval import _text_config as text_configs
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, fit, safetensors_file
+from coordinate_eval.coordinator.inputs.checkpoints import (
+    checkpoint_files,
+    fit,
+    layers,
+    safetensors_file,
+)
 from coordinate_eval.coordinator.inputs.checkpoints.safetensors_file import Tensor
 from coordinate_eval.errors import UserError
 
@@ -196,7 +201,7 @@ def tried(whole: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[str, set[s
             fit.check(Path(), tensors, whole, config._replace(checks=needed))
             passed.add(letter)
     names = set(config.given)
-    if names & {*fit.EXPERTS}:
+    if names & {*layers.EXPERTS}:
         passed -= {"u"}  # which layers have experts is a matter of the config
     if any(part in name for name in names for part in _VARY):
         passed -= {"u", "p"}

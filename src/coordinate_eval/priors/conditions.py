@@ -11,7 +11,7 @@ from coordinate_eval._text_config import text_config
 from coordinate_eval.errors import RecordError
 from coordinate_eval.priors import gpus, roofline
 from coordinate_eval.priors.roofline import Conditions
-from coordinate_eval.records import Checkpoint, EngineSettings
+from coordinate_eval.records import Checkpoint, EngineSettings, ModelCosts
 
 LARGE_MEMORY = 70 * 2**30
 """Memory in bytes of GPUs on which vLLM runs more sequences at once by default."""
@@ -44,19 +44,28 @@ def model_of(
 
     `config` is its `config.json`.
     """
-    weights, other, dtype = checkpoint.bytes, 1, checkpoint.dtype
+    weights, other, dtype = checkpoint.loaded_bytes or checkpoint.bytes, 1, checkpoint.dtype
     if dtype in WIDE and _halves(engine):
         weights, other, dtype = min(weights, 2 * checkpoint.parameters), 2, "bfloat16"
+    small = 2 if str(engine.args.get("kv_cache_dtype", "")).startswith("fp8") else 1
+    costs = {name: getattr(checkpoint, name) for name in ModelCosts.model_fields}
+    kept = {name: costs[name] // (other * small) for name in _OF_CACHE}
+    share = weights / (checkpoint.loaded_bytes or checkpoint.bytes)
     return roofline.Model(
-        parameters=max(1, checkpoint.parameters),
-        bytes=max(1, weights),
-        kv_bytes_per_token=checkpoint.kv_bytes_per_token // other,
-        kv_heads=checkpoint.kv_heads,
-        activation_bytes_per_token=checkpoint.activation_bytes_per_token // other,
+        **costs
+        | kept
+        | {
+            "bytes": max(1, weights),
+            "routed_bytes": int(checkpoint.routed_bytes * share),
+            "activation_bytes_per_token": checkpoint.activation_bytes_per_token // other,
+        },
         tensor_parallel=tensor_parallel,
         dtype=dtype,
         family=_family(config),
     )
+
+
+_OF_CACHE = ("kv_bytes_per_token", "windowed_bytes_per_token")
 
 
 def _halves(engine: EngineSettings) -> bool:

@@ -17,25 +17,30 @@ class Gpu(NamedTuple):
     """Bytes per second that it sends to other GPUs of its node."""
     memory: float = 0.0
     """Bytes of its memory; 0 if that is not known."""
+    least_bits: int = 16
+    """Least bits of the floating numbers that it multiplies: with half of them twice as fast."""
+    capability: int = 0
+    """NVIDIA's compute capability times ten, by which vLLM refuses; 0 if it has none."""
 
 
 # NVIDIA data sheets of B200, H200, H100 SXM, GH200, A100 80 GB, L40S, L4, A40, A10, V100, T4; AMD
 # data sheets of MI300X and MI250X (one module). Links are NVLink or Infinity Fabric in one
-# direction, else PCIe. The memory of a GPU follows from its name (`_gpus.py`).
+# direction, else PCIe. The memory of a GPU follows from its name (`_gpus.py`). Capabilities are in
+# NVIDIA's CUDA C++ Programming Guide.
 _KNOWN: dict[str, Gpu] = {
-    "gb200": Gpu(2.50e15, 8.0e12, 9.0e11),
-    "b200": Gpu(2.25e15, 8.0e12, 9.0e11),
-    "gh200": Gpu(9.89e14, 4.0e12, 4.5e11),
-    "h200": Gpu(9.89e14, 4.8e12, 4.5e11),
-    "h100": Gpu(9.89e14, 3.35e12, 4.5e11),
-    "a100": Gpu(3.12e14, 2.04e12, 3.0e11),
-    "l40s": Gpu(3.62e14, 0.86e12, 3.2e10),
-    "a40": Gpu(1.50e14, 0.70e12, 3.2e10),
-    "a10": Gpu(1.25e14, 0.60e12, 3.2e10),
-    "l4": Gpu(1.21e14, 0.30e12, 3.2e10),
-    "v100": Gpu(1.25e14, 0.90e12, 1.5e11),
-    "t4": Gpu(6.5e13, 0.32e12, 1.6e10),
-    "mi300x": Gpu(1.31e15, 5.3e12, 4.5e11),
+    "gb200": Gpu(2.50e15, 8.0e12, 9.0e11, least_bits=4, capability=100),
+    "b200": Gpu(2.25e15, 8.0e12, 9.0e11, least_bits=4, capability=100),
+    "gh200": Gpu(9.89e14, 4.0e12, 4.5e11, least_bits=8, capability=90),
+    "h200": Gpu(9.89e14, 4.8e12, 4.5e11, least_bits=8, capability=90),
+    "h100": Gpu(9.89e14, 3.35e12, 4.5e11, least_bits=8, capability=90),
+    "a100": Gpu(3.12e14, 2.04e12, 3.0e11, capability=80),
+    "l40s": Gpu(3.62e14, 0.86e12, 3.2e10, least_bits=8, capability=89),
+    "a40": Gpu(1.50e14, 0.70e12, 3.2e10, capability=86),
+    "a10": Gpu(1.25e14, 0.60e12, 3.2e10, capability=86),
+    "l4": Gpu(1.21e14, 0.30e12, 3.2e10, least_bits=8, capability=89),
+    "v100": Gpu(1.25e14, 0.90e12, 1.5e11, capability=70),
+    "t4": Gpu(6.5e13, 0.32e12, 1.6e10, capability=75),
+    "mi300x": Gpu(1.31e15, 5.3e12, 4.5e11, least_bits=8),
     "mi250": Gpu(3.83e14, 3.2e12, 4.0e11),
     "cpu": Gpu(1.0e11, 2.0e10, 1.0e10),
 }
@@ -46,7 +51,7 @@ _BANDWIDTH_EIGHTHS = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 """Eighths of the memory, and so of its bandwidth, by parts of the arithmetic: NVIDIA MIG User
 Guide, table of profiles."""
 
-UNKNOWN = _KNOWN["a100"]
+UNKNOWN = _KNOWN["a100"]._replace(capability=0)
 """Rates assumed for a type that is not in the table: those of an A100. The first finished run on
 the type replaces this guess."""
 

@@ -1,13 +1,14 @@
 """The roofline: predict the seconds of a dataset on one trial from its tokens.
 
-Prefill is bound by arithmetic: 2 FLOP per parameter and token. Decoding is bound by memory: each
-step reads all weights and the keys and values of every sequence in flight (Pope et al.,
-"Efficiently Scaling Transformer Inference", 2022). GPUs that share a model exchange two activations
-of the model's width per layer and token (Shoeybi et al., "Megatron-LM", 2019). Such an all-reduce
-sends 2 (n - 1) / n of it from each of n GPUs (Patarasuk and Yuan, "Bandwidth Optimal All-reduce
-Algorithms for Clusters of Workstations", 2009). All run at the share of the GPU's peak that serving
-engines reach, until finished runs show the real rate (`predict`). A wrong prediction costs balance
-and nothing else, because trials pull their work.
+Prefill is bound by arithmetic: 2 FLOP per token and parameter that it goes through, which of a
+mixture of experts are few. Decoding is bound by memory: each step reads the weights and the keys
+and values of every sequence in flight (Pope et al., "Efficiently Scaling Transformer Inference",
+2022). Of a mixture it reads the experts that some sequence goes through (`ModelCosts`). GPUs that
+share a model exchange two activations of the model's width per layer and token (Shoeybi et al.,
+"Megatron-LM", 2019). Such an all-reduce sends 2 (n - 1) / n of it from each of n GPUs (Patarasuk
+and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", 2009). All run at
+the share of the GPU's peak that serving engines reach, until finished runs show the real rate
+(`predict`). A wrong prediction costs balance and nothing else, because trials pull their work.
 """
 
 import math
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from coordinate_eval.priors.gpus import Gpu
-from coordinate_eval.records import Record
+from coordinate_eval.records import ModelCosts, Record
 
 PREFILL_EFFICIENCY = 0.5
 """Share of peak FLOP/s that prefill reaches."""
@@ -62,18 +63,9 @@ class Work(Record):
     metric_cpu_seconds: float = 0.0
 
 
-class Model(Record):
-    """The figures of a model that decide its speed."""
+class Model(ModelCosts):
+    """What a model costs in an engine on some GPUs."""
 
-    parameters: int = Field(gt=0, lt=10**18)
-    bytes: int = Field(gt=0, lt=10**18)
-    kv_bytes_per_token: int = Field(ge=0, lt=10**18)
-    kv_heads: int = Field(
-        default=0, ge=0, lt=10**9, description="GPUs that keys and values divide among; 0: any"
-    )
-    activation_bytes_per_token: int = Field(
-        default=0, ge=0, lt=10**18, description="of the model's width, all layers; 0 if unknown"
-    )
     tensor_parallel: int = Field(gt=0, lt=10**6)
 
     @property
@@ -134,14 +126,16 @@ def features(work: Work, model: Model, gpu: Gpu, most: int = MAX_SEQUENCES) -> F
     # On average, half of a sequence's output is in its context.
     context = (work.prompt_tokens + work.output_tokens / 2) / requests
     # Where weights leave no room, and it ran all the same, the GPU has more memory.
-    room = kv_tokens(model, gpu) or math.inf
-    steps = work.output_tokens / max(1.0, min(most, requests, room / max(1.0, context)))
+    room = sequences_with_room(model, gpu, max(1.0, context)) or math.inf
+    at_once = max(1.0, min(most, requests, room))
+    steps = work.output_tokens / at_once
     computed = max(0.0, work.prompt_tokens - work.cached_tokens)
-    kept = work.output_tokens * context * model.kv_bytes_per_token
+    kept = work.output_tokens * model.kv_bytes(context)
     sent = 4 * (degree - 1) / degree * model.activation_bytes_per_token
+    flops = gpu.flops * 16 / max(model.multiplied_bits, gpu.least_bits)
     return Features(
-        prefill=2 * model.parameters * computed / (gpu.flops * degree),
-        weights=steps * model.bytes / (gpu.bandwidth * degree),
+        prefill=2 * model.active * computed / (flops * degree),
+        weights=steps * model.read_bytes(at_once) / (gpu.bandwidth * degree),
         cache=kept / (gpu.bandwidth * model.kv_shares),
         requests=work.requests,
         steps=steps,
@@ -150,12 +144,13 @@ def features(work: Work, model: Model, gpu: Gpu, most: int = MAX_SEQUENCES) -> F
     )
 
 
-def kv_tokens(model: Model, gpu: Gpu) -> float:
-    """Return the tokens whose keys and values an engine has room for, at least 0."""
-    if not (gpu.memory and model.kv_bytes_per_token):
+def sequences_with_room(model: Model, gpu: Gpu, tokens: float) -> float:
+    """Return how many sequences of so many tokens an engine has room for, at least 0."""
+    kept = model.kv_bytes(tokens)
+    if not (gpu.memory and kept):
         return math.inf
     room = MEMORY_FRACTION * gpu.memory - model.bytes / model.tensor_parallel
-    return max(0.0, room) * model.kv_shares / model.kv_bytes_per_token
+    return max(0.0, room) * model.kv_shares / kept
 
 
 def gpu_seconds(

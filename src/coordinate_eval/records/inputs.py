@@ -15,7 +15,63 @@ class CheckpointFormat(StrEnum):
     TORCH = "torch"
 
 
-class Checkpoint(Record):
+class ModelCosts(Record):
+    """What a model costs an engine: the one account of it, from which all predictions follow."""
+
+    parameters: int = Field(gt=0, lt=10**18)
+    bytes: int = Field(gt=0, lt=10**18)
+    active_parameters: int = Field(
+        default=0, ge=0, lt=10**18, description="that each token goes through; 0: all"
+    )
+    routed_bytes: int = Field(
+        default=0, ge=0, lt=10**18, description="of `bytes`, in experts that are chosen among"
+    )
+    experts: int = Field(default=0, ge=0, lt=10**9, description="of a layer; 0: no mixture")
+    experts_per_token: int = Field(default=0, ge=0, lt=10**9)
+    multiplied_bits: int = Field(
+        default=16, description="of the numbers that are multiplied, on GPUs that can: 16, 8 or 4"
+    )
+    kv_bytes_per_token: int = Field(
+        ge=0, lt=10**18, description="keys and values of one token, all layers"
+    )
+    windowed_bytes_per_token: int = Field(
+        default=0, ge=0, lt=10**18, description="of these, in layers that keep the last tokens only"
+    )
+    window: int = Field(default=0, ge=0, lt=10**18, description="tokens that those layers keep")
+    state_bytes: int = Field(
+        default=0, ge=0, lt=10**18, description="of a sequence, however long it is"
+    )
+    kv_heads: int = Field(
+        default=0, ge=0, lt=10**9, description="GPUs that keys and values divide among; 0: any"
+    )
+    activation_bytes_per_token: int = Field(
+        default=0, ge=0, lt=10**18, description="of the model's width, all layers; 0 if unknown"
+    )
+
+    @property
+    def active(self) -> int:
+        """Return the parameters that each token goes through."""
+        return self.active_parameters or self.parameters
+
+    def kv_bytes(self, tokens: float) -> float:
+        """Return the bytes that an engine keeps of a sequence of so many tokens."""
+        growing = self.kv_bytes_per_token - self.windowed_bytes_per_token
+        kept = min(tokens, self.window)
+        return growing * tokens + self.windowed_bytes_per_token * kept + self.state_bytes
+
+    def read_bytes(self, tokens: float) -> float:
+        """Return the bytes of weights that a step reads which computes so many tokens.
+
+        Each goes through some experts of each layer, as if they were drawn at random. So of a few
+        tokens' step only a part of the experts is read.
+        """
+        if not self.experts:
+            return self.bytes
+        missed: float = (1 - self.experts_per_token / self.experts) ** tokens
+        return self.bytes - self.routed_bytes * missed
+
+
+class Checkpoint(ModelCosts):
     """A checkpoint, as found on disk when it was inspected."""
 
     path: str
@@ -24,8 +80,12 @@ class Checkpoint(Record):
     weights: list[str] = Field(description="weight files, absolute")
     files: list[str] = Field(description="config and tokenizer files, absolute")
     bytes: int = Field(description="of the weight files")
-    parameters: int
+    loaded_bytes: int = Field(
+        default=0, description="of these, that an engine loads, as they are in the files; 0: all"
+    )
     dtype: str = Field(description="of most parameters, such as 'bfloat16'")
+    quantization: str = Field(default="", description="as vLLM names it, such as fp8; empty: none")
+    doubt: str = Field(default="", description="why these figures are less sure than usual")
     max_length: int = Field(description="length of the model's context in tokens, for vLLM")
     short_length: int = Field(
         default=0,
@@ -34,21 +94,18 @@ class Checkpoint(Record):
     hf_length: int = Field(
         default=0, description="the length for the harness's `hf`; 0 if it is `max_length`"
     )
+    same_from: int = Field(
+        default=0,
+        description="vLLM computes alike with all contexts longer than this, and with all others; "
+        "0: with any",
+    )
     attention_heads: int
     vocabulary: int = Field(
         default=0, description="tokens that the model has an embedding for; 0 if not known"
     )
-    kv_bytes_per_token: int = Field(description="keys and values of one token, all layers")
-    kv_heads: int = Field(
-        default=0, description="GPUs that keys and values divide among; 0 if not known"
-    )
-    activation_bytes_per_token: int = Field(
-        default=0, description="of the model's width, all layers; 0 if not known"
-    )
     stages: int = Field(
         default=1, description="most parts into which engines cut its layers, for pipelines"
     )
-    experts: int = Field(default=0, description="of a layer; 0 if it is no mixture of experts")
     splits: dict[str, int] = Field(
         default={}, description="numbers that a tensor-parallel degree has to divide, by name"
     )

@@ -23,7 +23,9 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     torch_file,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.model_shape import model_shape
+from coordinate_eval.coordinator.inputs.checkpoints.quantized import quantized
 from coordinate_eval.coordinator.inputs.checkpoints.safetensors_file import Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import ITEM_BYTES
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
@@ -74,8 +76,23 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
             )
         whole = checkpoint_files.read_json(config_file, _MOST_CONFIG_BYTES)
         text = text_config(whole, config_file)
-        shape = model_shape(text, dtype)
+        also = config_file.parent / _BESIDE_CONFIG[1]
+        more = checkpoint_files.read_json(also, _MOST_CONFIG_BYTES) if also in files else {}
+        shape = model_shape(text, dtype, quantized(whole, text, more), tensors)
         fit.check(place, tensors, whole, text)
+        # A tensor that has several names in a PyTorch file is counted once.
+        parameters = shape["parameters"]
+        if not shape["quantization"]:
+            parameters = min(parameters, sum(counts.values()))
+        loaded = min(size, shape["loaded_bytes"])
+        if kind is CheckpointFormat.TORCH:  # an optimizer may lie in the file
+            loaded = min(loaded, parameters * ITEM_BYTES.get(dtype, 4))
+        shape |= {
+            "parameters": max(1, parameters),
+            "active_parameters": min(parameters, shape["active_parameters"]),
+            "loaded_bytes": loaded,
+            "routed_bytes": min(loaded, shape["routed_bytes"]),
+        }
         return Checkpoint(
             path=_text(place),
             identity=identity,
@@ -83,7 +100,6 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
             weights=[_text(file) for file in weights],
             files=[_text(file) for file in sides],
             bytes=size,
-            parameters=sum(counts.values()),
             dtype=dtype,
             **shape,
         )

@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple
 
 from coordinate_eval._format import brief, plural
 from coordinate_eval._text_config import HEADS, KV_HEADS, WIDTHS, TextConfig
+from coordinate_eval.coordinator.inputs.checkpoints.layers import EXPERTS, LAYERS
+from coordinate_eval.coordinator.inputs.checkpoints.quantized import KEYS
 from coordinate_eval.coordinator.inputs.checkpoints.safetensors_file import Tensor
 from coordinate_eval.errors import UserError
 
@@ -62,11 +64,6 @@ _SHAPES = {
     "mlp.dense_h_to_4h.weight": (_ANY, _WIDTH),
     "mlp.dense_4h_to_h.weight": (_WIDTH, _ANY),
 }
-EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-"""Keys of a config that say how many experts a layer has."""
-
-_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_QUANTIZED = ("quantization_config", "compression_config", "quantization")
 _LEAST_WIDTH = 512  # below, anything may be a toy
 _MOST_PACKED = 16  # numbers in one element, packed as tightly as any format does
 _AGAIN = "Give the config.json of this model, or save the checkpoint again"
@@ -103,7 +100,7 @@ def check(
     Raises:
         UserError: They are not.
     """
-    told = any(key in each for key in _QUANTIZED for each in (whole, config.given))
+    told = any(key in each for key in KEYS for each in (whole, config.given))
     seen = any(
         tensor.dtype not in _FLOATS and "weight" in name.rpartition(".")[2]
         for name, tensor in tensors.items()
@@ -214,8 +211,8 @@ def _check_output(model: _Model, embeddings: set[str]) -> None:
 
 def _check_layers(model: _Model, layers: Mapping[str, Mapping[int, dict[str, Tensor]]]) -> None:
     # LongCat's num_hidden_layers counts the halves of its num_layers.
-    told = [found for name in _LAYERS if (found := model.config.told(name))]
-    number = min(told, default=model.config.default(_LAYERS))
+    told = [found for name in LAYERS if (found := model.config.told(name))]
+    number = min(told, default=model.config.default(LAYERS))
     if not number:
         return
     wanted = set(range(number))

@@ -5,15 +5,15 @@ at once, and each step's reading of the weights serves more of them. But fewer e
 node, and its GPUs exchange activations. The roofline weighs these (`priors/roofline.py`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from coordinate_eval.coordinator.inputs.checkpoints import torch_pickle
+from coordinate_eval.coordinator.planning.places.degrees import allowed, shared_by
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import roofline
 from coordinate_eval.priors.conditions import model_of
 from coordinate_eval.priors.gpus import Gpu
-from coordinate_eval.priors.roofline import MEMORY_FRACTION, Model, Work
-from coordinate_eval.records import Checkpoint, CheckpointFormat, EngineSettings
+from coordinate_eval.priors.roofline import MEMORY_FRACTION, Model, Work, sequences_with_room
+from coordinate_eval.records import Checkpoint, EngineSettings
 
 SAME = 1.05
 """Multiple of the shortest predicted time up to which fewer GPUs for each engine are as good: there
@@ -32,8 +32,7 @@ def tensor_parallel(
     """Return the fewest GPUs of one engine with which a node is about as fast as it can be.
 
     That is the smallest number with which a node is predicted to end these works within `SAME` of
-    the shortest time. It is a power of two that divides the attention heads, as vLLM demands
-    (`ModelConfig.verify_with_parallel_config`), and on which the weights and one sequence of
+    the shortest time. It is one that `allowed` has, and on which the weights and one sequence of
     `max_length` tokens fit. If the memory of the GPU is unknown, 0, return 1.
 
     Args:
@@ -46,12 +45,16 @@ def tensor_parallel(
         sequences: Most sequences that an engine runs at once.
 
     Raises:
-        UserError: No number of a node's GPUs is enough and divides the attention heads.
+        UserError: No allowed number of a node's GPUs is enough.
     """
     if gpu.memory <= 0:
         return 1
-    candidates = list(_candidates(checkpoint, engine, gpus_per_node))
-    fitting = [model for model in candidates if roofline.kv_tokens(model, gpu) >= max_length]
+    candidates = [
+        model_of(checkpoint, engine, each.tensor, None)
+        for each in allowed(checkpoint, gpus_per_node)
+        if each.pipeline == 1
+    ]
+    fitting = [each for each in candidates if sequences_with_room(each, gpu, max_length) >= 1]
     if not fitting:
         raise _too_large(checkpoint, gpu, gpus_per_node, max_length, candidates[-1])
 
@@ -65,22 +68,6 @@ def tensor_parallel(
     return min(degree for degree, each in seconds.items() if each <= enough)
 
 
-def _candidates(
-    checkpoint: Checkpoint, engine: EngineSettings, gpus_per_node: int
-) -> Iterator[Model]:
-    """Yield the model on 1, 2, 4, … GPUs, as far as a node has them and heads divide."""
-    weights = checkpoint.bytes
-    if checkpoint.format is CheckpointFormat.TORCH:
-        # The file may hold an optimizer's state, which no engine loads.
-        size = checkpoint.parameters * torch_pickle.ITEM_BYTES.get(checkpoint.dtype, 4)
-        weights = min(weights, size)
-    degree = 1
-    while degree <= gpus_per_node and checkpoint.attention_heads % degree == 0:
-        model = model_of(checkpoint, engine, degree, None)
-        yield model.model_copy(update={"bytes": max(1, min(model.bytes, weights))})
-        degree *= 2
-
-
 def _part(work: Work, share: float) -> Work:
     """Return what one of several engines has of a dataset's work."""
     counts = ("requests", "prompt_tokens", "output_tokens")
@@ -90,12 +77,11 @@ def _part(work: Work, share: float) -> Work:
 def _too_large(
     checkpoint: Checkpoint, gpu: Gpu, gpus_per_node: int, max_length: int, most: Model
 ) -> UserError:
-    kept = most.kv_bytes_per_token * max_length * most.tensor_parallel / most.kv_shares
+    kept = most.kv_bytes(max_length) * most.tensor_parallel / most.kv_shares
     needed = (most.bytes + kept) / MEMORY_FRACTION / 2**30
     return UserError(
         f"checkpoint {checkpoint.path} needs {needed:.1f} GiB of GPU memory "
         f"({max_length} tokens of context included); a node has {gpus_per_node} GPUs "
         f"of {gpu.memory / 2**30:g} GiB, of which at most {most.tensor_parallel} can "
-        f"share {checkpoint.attention_heads} attention heads. "
-        "Choose nodes with larger GPUs, or a shorter context"
+        f"share {shared_by(checkpoint)}. Choose nodes with larger GPUs, or a shorter context"
     )

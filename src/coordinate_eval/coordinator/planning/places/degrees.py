@@ -43,14 +43,24 @@ def allowed(checkpoint: Checkpoint, gpus_per_node: int, nodes: int = 1) -> list[
 def _of(checkpoint: Checkpoint, tensor: int, pipeline: int) -> list[Degrees]:
     """Return the degrees with these two: none, one, or two of a mixture of experts."""
     kv_heads = checkpoint.kv_heads or tensor
-    divide = all(number % tensor == 0 for number in checkpoint.splits.values())
-    if checkpoint.attention_heads % tensor or (kv_heads % tensor and tensor % kv_heads):
+    if kv_heads % tensor and tensor % kv_heads:
         return []
-    if not divide:
+    if any(n % tensor for n in (checkpoint.attention_heads, *checkpoint.splits.values())):
         return []
-    found = []
-    if all(number % tensor == 0 for number in checkpoint.expert_splits.values()):
-        found.append(Degrees(tensor, pipeline))
+    found = [] if whole_experts(checkpoint, tensor) else [Degrees(tensor, pipeline)]
     if checkpoint.experts and tensor > 1:
         found.append(Degrees(tensor, pipeline, expert=tensor))
     return found
+
+
+def whole_experts(checkpoint: Checkpoint, tensor: int) -> bool:
+    """Return whether experts have to stay whole on so many GPUs: their parts would not be equal."""
+    return tensor > 1 and any(number % tensor for number in checkpoint.expert_splits.values())
+
+
+def shared_by(checkpoint: Checkpoint) -> str:
+    """Return words about the numbers that a tensor-parallel degree has to divide."""
+    heads = f"{checkpoint.attention_heads} attention heads"
+    return " and ".join(
+        [heads, *(f"{number:,} ({name})" for name, number in checkpoint.splits.items())]
+    )

@@ -1,0 +1,193 @@
+"""The layers of a language model by its config: how each attends, and whether it has experts.
+
+Families name the same thing in many ways. The names are those of the configs in transformers 5.19
+and in vllm/model_executor/models, version 0.32.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+from coordinate_eval._text_config import TextConfig
+
+Mixer = Literal["full", "window", "state", "none"]
+"""How a layer looks at earlier tokens: at all, at the last ones, by a state, or not at all."""
+
+EXPERTS: Final = (
+    "num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts",
+    "num_routed_experts",
+)  # fmt: skip
+"""Names of the number of experts in a layer."""
+
+_CHOSEN = (
+    "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k", "moe_topk",
+    "moe_top_k", "top_k_experts", "num_selected_experts",
+)  # fmt: skip
+LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""Names of the number of layers."""
+
+_MOST_LAYERS = 10_000  # above any model's, and counted one by one
+_WINDOWS = (
+    "sliding_window", "attention_chunk_size", "sliding_window_size", "attention_window_size",
+    "window_size",
+)  # fmt: skip
+_INNER = ("attn_config", "ffn_config", "linear_attn_config", "ssm_cfg")
+"""Parts of some configs in which entries of the whole model lie."""
+
+_PATTERN: Final[Mapping[str, Mixer]] = {"M": "state", "*": "full", "-": "none", "E": "none"}
+"""Letters of Nemotron-H's `hybrid_override_pattern`."""
+
+_STATEFUL = ("linear", "mamba", "conv", "recurrent", "lightning", "delta", "kda", "ssm", "rwkv")
+_WINDOWED = ("sliding", "window", "local", "chunk")
+_STATE_ONLY = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
+_EVERY_OTHER_FULL = {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "gemma3_text": 6, "llama4_text": 4}
+"""By type, of how many layers the last attends to all tokens, where the config does not say."""
+
+
+class Layers(NamedTuple):
+    """The layers, in order, and what the kinds have in common."""
+
+    mixers: Sequence[Mixer]
+    mixtures: Sequence[bool]
+    """Whether each layer has experts."""
+    dense: Sequence[bool]
+    """Whether each layer has an MLP without experts."""
+    experts: int
+    """Of one layer; 0 if the model is no mixture of experts."""
+    chosen: int
+    """Experts that a token goes through, of one layer; all if the config does not say."""
+    window: int
+    """Tokens that layers with a window attend to; 0 if there is none."""
+    beyond: range = range(0)
+    """Numbers of further layers in the files, which no engine loads."""
+
+
+def flat(config: TextConfig) -> TextConfig:
+    """Return a config with the entries of its inner parts beside its own."""
+    inner = {
+        key: value
+        for part in _INNER
+        if isinstance(found := config.given.get(part), dict)
+        for key, value in found.items()
+    }
+    return config._replace(given={**inner, **config.given})
+
+
+def layers_of(config: TextConfig) -> Layers:
+    """Return the layers of a model; its config is flat.
+
+    Raises:
+        UserError: A number is larger than any model's.
+    """
+    count = config.number(*LAYERS, most=_MOST_LAYERS) or 0
+    pattern = config.given.get("hybrid_override_pattern")
+    pattern = pattern if isinstance(pattern, str) and len(pattern) == count else ""
+    experts = config.number(*EXPERTS) or 0
+    window = 0 if config.given.get("use_sliding_window") is False else config.number(*_WINDOWS) or 0
+    mixers = [_PATTERN.get(letter, "full") for letter in pattern] or _mixers(config, count, window)
+    words = _words(config, "layers_block_type", count)
+    if pattern:
+        mixtures = [letter == "E" for letter in pattern]
+        dense = [letter == "-" for letter in pattern]
+    elif any(word in ("moe", "mlp") for word in words):
+        mixtures, dense = [word == "moe" for word in words], [word == "mlp" for word in words]
+    else:
+        mixtures = _mixtures(config, count, experts)
+        bare = config.kind in _STATE_ONLY
+        dense = [not has and not bare for has in mixtures]
+    most = config.number(*_CHOSEN) or (1 if config.kind == "llama4_text" else experts)
+    further = config.number("num_nextn_predict_layers", most=_MOST_LAYERS) or 0
+    beyond = range(count, count + further)
+    return Layers(mixers, mixtures, dense, experts, min(most, experts), window, beyond)
+
+
+def _words(config: TextConfig, name: str, count: int) -> list[str]:
+    """Return a list of the config that has a word for each layer, else an empty one."""
+    found = config.given.get(name)
+    if isinstance(found, list) and len(found) >= count:
+        return [str(each).lower() if isinstance(each, str | int) else "" for each in found[:count]]
+    return []
+
+
+def _mixers(config: TextConfig, count: int, window: int) -> list[Mixer]:
+    """Return how each layer attends."""
+    if config.kind in _STATE_ONLY:
+        return ["state"] * count
+    for name in ("layer_types", "layers_block_type", "attention_layers"):
+        if words := _words(config, name, count):
+            return [_mixer(word, window) for word in words]
+    if words := _words(config, "attn_type_list", count):  # MiniMax
+        return ["full" if word == "1" else "state" for word in words]
+    full = _numbers(config, "attn_layer_indices", "full_attn_idxs")
+    if (listed := _numbers(config, "full_attn_layers")) is not None:  # Kimi Linear counts from 1
+        full = {index - 1 for index in listed}
+    if full is not None:
+        return ["full" if index in full else "state" for index in range(count)]
+    if period := config.number("attn_layer_period"):  # Jamba
+        offset = config.number("attn_layer_offset") or 0
+        return ["full" if i % period == offset else "state" for i in range(count)]
+    if period := config.number("full_attention_interval"):  # Qwen3-Next
+        return ["full" if (i + 1) % period == 0 else "state" for i in range(count)]
+    return _windowed(config, count) if window else ["full"] * count
+
+
+def _mixer(word: str, window: int) -> Mixer:
+    if any(part in word for part in _STATEFUL):
+        return "state"
+    if any(part in word for part in _WINDOWED):
+        return "window" if window else "full"
+    return "none" if word in ("moe", "mlp") else "full"
+
+
+def _windowed(config: TextConfig, count: int) -> list[Mixer]:
+    """Return how each layer of a model attends that has a window, and no list of its layers."""
+    pattern = config.given.get("sliding_window_pattern")
+    if isinstance(pattern, str) and pattern:  # EXAONE
+        return ["window" if pattern[i % len(pattern)] == "L" else "full" for i in range(count)]
+    if config.given.get("use_sliding_window") is True:  # Qwen
+        first = config.number("max_window_layers") or 0
+        return ["window" if i >= first else "full" for i in range(count)]
+    names = ("sliding_window_pattern", "_sliding_window_pattern", "no_rope_layer_interval")
+    period = config.number(*names) or _EVERY_OTHER_FULL.get(config.kind)
+    if period is None:
+        return ["window"] * count
+    return ["full" if (i + 1) % period == 0 else "window" for i in range(count)]
+
+
+def _mixtures(config: TextConfig, count: int, experts: int) -> list[bool]:
+    """Return for each layer whether it has experts."""
+    if not experts:
+        return [False] * count
+    for name in ("mlp_layer_types", "moe_layer_freq"):
+        if words := _words(config, name, count):
+            return [word in ("sparse", "moe", "1") for word in words]
+    if listed := _numbers(config, "moe_layers"):  # Llama 4
+        return [i in listed for i in range(count)]
+    enum = config.given.get("moe_layers_enum")  # Step
+    if isinstance(enum, str) and len(enum) <= 8 * _MOST_LAYERS:
+        named = {int(part) for part in enum.split(",") if part.strip().isdecimal()}
+        return [i in named for i in range(count)]
+    first = config.number("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+    last = config.number("moe_layer_end_index") or count
+    never = _numbers(config, "mlp_only_layers") or ()
+    if period := config.number("expert_layer_period"):  # Jamba
+        found = {
+            i for i in range(count) if i % period == (config.number("expert_layer_offset") or 0)
+        }
+    elif period := config.number("moe_layer_freq"):  # DeepSeek
+        found = {i for i in range(count) if i % period == 0}
+    else:
+        step = config.number(
+            "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval",
+            "moe_layer_frequency",
+        ) or 1  # fmt: skip
+        found = {i for i in range(count) if (i + 1) % step == 0}
+    return [i in found and (first or 0) <= i <= last and i not in never for i in range(count)]
+
+
+def _numbers(config: TextConfig, *names: str) -> set[int] | None:
+    """Return the first of these lists as a set of its whole numbers, None if there is none."""
+    for name in names:
+        found: Any = config.given.get(name)
+        if isinstance(found, list) and len(found) <= _MOST_LAYERS:
+            return {each for each in found if type(each) is int}
+    return None
