@@ -46,7 +46,7 @@ from coordinate_eval.coordinator.run.records import (
     TrialProgress,
 )
 from coordinate_eval.coordinator.supervisor.decide import decide
-from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
+from coordinate_eval.coordinator.supervisor.gather import gather_facts
 from coordinate_eval.slurm.answers.queue import read_tasks
 
 RUNS, TASKS = 100, 40

@@ -11,8 +11,8 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import LEDGERS, LedgerName
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, StageProgress, Submitted
+from coordinate_eval.coordinator.supervisor import values as d
 from coordinate_eval.coordinator.supervisor.decide import decide
-from coordinate_eval.coordinator.supervisor.decisions import values as d
 from coordinate_eval.records import Dataset, Shard, Span, Suite
 from tests.plans import CHECKPOINT
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Job, State, TaskStatus
-from coordinate_eval.coordinator.incidents.avoided import Avoided
+from coordinate_eval.coordinator.incidents.bad_nodes import Avoided
 from coordinate_eval.coordinator.incidents.incident import (
     How,
     Incident,

@@ -9,7 +9,7 @@ import pytest
 from tests.plans import reviewed
 from tests.runs import PATIENCE_SECONDS
 
-from coordinate_eval.coordinator.display import plan_page
+from coordinate_eval.coordinator.display import show
 
 HOSTILE = "</title></svg></script><script>alert(1)</script>\"' onload=x {{ 7*7 }}"
 CHROMIUM = shutil.which("chromium")
@@ -18,7 +18,7 @@ CHROMIUM = shutil.which("chromium")
 def test_a_browser_renders_it(tmp_path: Path) -> None:
     if CHROMIUM is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("needs chromium on PATH")
-    (tmp_path / "plan.html").write_text(plan_page.render(reviewed(name=HOSTILE[:60])))
+    (tmp_path / "plan.html").write_text(show.render(reviewed(name=HOSTILE[:60])))
     done = subprocess.run(
         [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync",

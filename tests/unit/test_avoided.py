@@ -9,13 +9,14 @@ from tests.incidents import avoided, ended, tell
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Busy, End, Node
-from coordinate_eval.coordinator.incidents.avoided import (
+from coordinate_eval.coordinator.incidents.bad_nodes import (
     LONGEST_SECONDS,
+    Broken,
     avoid,
     avoided_folder,
+    broken_nodes,
     read_avoided,
 )
-from coordinate_eval.coordinator.incidents.bad_nodes import Broken, broken_nodes
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.asked_nodes import without_avoided
 from coordinate_eval.coordinator.run.jobs import trial_id

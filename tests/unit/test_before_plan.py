@@ -25,11 +25,11 @@ from coordinate_eval.coordinator.run.claiming.work import unscored_datasets
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run, write_run
 from coordinate_eval.coordinator.supervisor import loop, submitting
-from coordinate_eval.coordinator.supervisor.decisions.ends import before_plan
-from coordinate_eval.coordinator.supervisor.decisions.pullers import MAX_IDLE_ARRAYS
-from coordinate_eval.coordinator.supervisor.decisions.values import Finish, MakePlan
+from coordinate_eval.coordinator.supervisor.decide_jobs import MAX_IDLE_ARRAYS
+from coordinate_eval.coordinator.supervisor.decide_rounds import before_plan
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.coordinator.supervisor.placing import write_plan as step
+from coordinate_eval.coordinator.supervisor.values import Finish, MakePlan
 from coordinate_eval.coordinator.workers import builder
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Dataset, DatasetRequests

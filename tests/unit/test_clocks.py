@@ -13,12 +13,12 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.incidents.shown import report_failures
 from coordinate_eval.coordinator.report.state import has_ended_incomplete
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
-from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
 from coordinate_eval.coordinator.run.starting import resumes
-from coordinate_eval.coordinator.supervisor.decisions.ends import last_round_recurs
-from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
+from coordinate_eval.coordinator.run.supervision import take_over
+from coordinate_eval.coordinator.supervisor.decide_rounds import last_round_recurs
+from coordinate_eval.coordinator.supervisor.gather import gather_facts
 
 skewed = pytest.mark.parametrize("ahead", [-100.0, 0.0, 100.0])
 

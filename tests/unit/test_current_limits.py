@@ -13,14 +13,14 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_job
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.supervisor.current_limits import (
+from coordinate_eval.coordinator.supervisor.loop import Supervisor
+from coordinate_eval.coordinator.supervisor.submitting import (
     LIMITS_SECONDS,
     NO_ANSWER_SECONDS,
     CurrentLimits,
+    Submitter,
 )
-from coordinate_eval.coordinator.supervisor.decisions.values import Submit
-from coordinate_eval.coordinator.supervisor.loop import Supervisor
-from coordinate_eval.coordinator.supervisor.submitting import Submitter
+from coordinate_eval.coordinator.supervisor.values import Submit
 from coordinate_eval.errors import ClusterError, ClusterSilent, PlaceGone
 
 

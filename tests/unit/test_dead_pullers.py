@@ -26,14 +26,14 @@ from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.claiming.pullers import LEDGERS_OF, Pullers, pullers_name
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run, write_run
+from coordinate_eval.coordinator.supervisor import values as d
 from coordinate_eval.coordinator.supervisor.decide import decide
-from coordinate_eval.coordinator.supervisor.decisions import values as d
-from coordinate_eval.coordinator.supervisor.decisions.pullers import (
+from coordinate_eval.coordinator.supervisor.decide_jobs import (
     MAX_IDLE_ARRAYS,
     all_die,
     last_cause,
 )
-from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
+from coordinate_eval.coordinator.supervisor.gather import gather_facts
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.diagnosis.rules import shipped
 

@@ -25,9 +25,9 @@ from tests.incidents import incident
 from coordinate_eval.clusters.protocol import End, State, TaskStatus
 from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
 from coordinate_eval.coordinator.run.records import TrialProgress
+from coordinate_eval.coordinator.supervisor import decide_rounds
+from coordinate_eval.coordinator.supervisor import values as d
 from coordinate_eval.coordinator.supervisor.decide import MOST_LOGS, decide
-from coordinate_eval.coordinator.supervisor.decisions import ends
-from coordinate_eval.coordinator.supervisor.decisions import values as d
 
 
 def test_first_the_keepers() -> None:
@@ -238,7 +238,7 @@ def test_without_a_round_one_is_asked_for() -> None:
 
 
 def test_rounds_that_bring_nothing_end_the_run() -> None:
-    gone = facts(submitted=submitted(*KEEP, *TRIAL), idle_rounds=ends.MAX_IDLE_ROUNDS)
+    gone = facts(submitted=submitted(*KEEP, *TRIAL), idle_rounds=decide_rounds.MAX_IDLE_ROUNDS)
     (finish,) = (a for a in decide(RUN, DIR, gone) if isinstance(a, d.Finish))
     assert "no response" in finish.why
 

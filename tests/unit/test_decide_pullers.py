@@ -24,9 +24,9 @@ from coordinate_eval.coordinator.inputs.settings import JudgeSettings
 from coordinate_eval.coordinator.run.claiming.claims import Claim, LedgerName, OpenClaim, whole
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name, useful_pullers
 from coordinate_eval.coordinator.run.records import JudgePlace, JudgeProgress, portion_seconds
+from coordinate_eval.coordinator.supervisor import decide_jobs
+from coordinate_eval.coordinator.supervisor import values as d
 from coordinate_eval.coordinator.supervisor.decide import decide
-from coordinate_eval.coordinator.supervisor.decisions import pullers
-from coordinate_eval.coordinator.supervisor.decisions import values as d
 from coordinate_eval.records import Dataset, Shard, Span, Suite
 
 
@@ -45,7 +45,7 @@ def test_metric_pullers_while_there_are_questions_and_none_before() -> None:
     assert submits(decide(run, DIR, alive)) == []
     gone = replace(alive, tasks=asked.tasks)
     assert submits(decide(run, DIR, gone)) == [pullers_name(run, Pullers.METRIC, 1)]
-    hopeless = replace(gone, idle_arrays=Counter({Pullers.METRIC: pullers.MAX_IDLE_ARRAYS}))
+    hopeless = replace(gone, idle_arrays=Counter({Pullers.METRIC: decide_jobs.MAX_IDLE_ARRAYS}))
     assert submits(decide(run, DIR, hopeless)) == []
 
 
@@ -60,7 +60,7 @@ def test_all_responses_there_scores_are_waited_for() -> None:
     assert not any(isinstance(a, d.Finish | d.NewRound) for a in decide(RUN, DIR, held))
     stuck = replace(done, claimable=NOTHING)
     assert any(isinstance(a, d.Finish) for a in decide(RUN, DIR, stuck))
-    hopeless = replace(done, idle_arrays=Counter({Pullers.SCORE: pullers.MAX_IDLE_ARRAYS}))
+    hopeless = replace(done, idle_arrays=Counter({Pullers.SCORE: decide_jobs.MAX_IDLE_ARRAYS}))
     (finish,) = (a for a in decide(RUN, DIR, hopeless) if isinstance(a, d.Finish))
     assert finish.why == "3 arrays of score jobs in a row did nothing"
     scored = replace(done, unscored=0, claimable=NOTHING)
@@ -87,7 +87,7 @@ def test_a_scoring_job_starts_while_engines_do_and_not_while_weights_are_copied(
     assert scoring_jobs(replace(starting, unscored=0)) == []
     crashed = replace(starting, submitted={**starting.submitted, **submitted(FIRST, when=90)})
     assert scoring_jobs(crashed) == []
-    assert scoring_jobs(replace(crashed, now=90 + pullers.ARRAY_PAUSE_SECONDS)) == [(SECOND, 1)]
+    assert scoring_jobs(replace(crashed, now=90 + decide_jobs.ARRAY_PAUSE_SECONDS)) == [(SECOND, 1)]
 
 
 def test_scoring_jobs_that_end_at_once_come_ever_less_often_while_nothing_waits() -> None:

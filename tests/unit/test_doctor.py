@@ -12,7 +12,7 @@ from tests.slurm_nodes import task_of
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Busy, Job, Node, State, TaskStatus
-from coordinate_eval.coordinator.doctor import folders, in_jobs, programs, scheduler, surroundings
+from coordinate_eval.coordinator.doctor import examine, folders, in_jobs, scheduler
 from coordinate_eval.coordinator.doctor.findings import Answer, Finding, Role, fails, ok
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.file_system import Tried
@@ -77,33 +77,33 @@ def test_a_cache_of_the_hub_that_is_not_there_yet_is_no_trouble(tmp_path: Path) 
 
 
 def test_imports_happen_in_a_child() -> None:
-    assert programs.imported("said = {'version': '1'}").said == {"version": "1"}
-    assert programs.imported("print('a banner')\nsaid = {'version': '1'}").said == {"version": "1"}
-    assert programs.imported("import no_such_thing").missing == "no_such_thing"
-    assert programs.imported("raise OSError('libcuda.so.1')").error == "OSError: libcuda.so.1"
+    assert examine.imported("said = {'version': '1'}").said == {"version": "1"}
+    assert examine.imported("print('a banner')\nsaid = {'version': '1'}").said == {"version": "1"}
+    assert examine.imported("import no_such_thing").missing == "no_such_thing"
+    assert examine.imported("raise OSError('libcuda.so.1')").error == "OSError: libcuda.so.1"
     for reply in ("not JSON", "[]", "7"):
         late = f"said = {{}}\nimport atexit\natexit.register(print, {reply!r})"
-        assert repr(reply) in programs.imported(late).error
-    assert "exit status" in programs.imported("import os; os._exit(3)").error
-    assert "did not end" in programs.imported("while True: pass", seconds=0.01).error
+        assert repr(reply) in examine.imported(late).error
+    assert "exit status" in examine.imported("import os; os._exit(3)").error
+    assert "did not end" in examine.imported("while True: pass", seconds=0.01).error
 
 
 def test_an_engine_that_cannot_be_imported_is_worse_where_it_has_to_run() -> None:
-    fine = programs.Imported({"version": "1"})
-    assert state(programs.finding_of("engine vllm", fine, Role.GPU_JOB)) == "ok"
-    missing = programs.finding_of("engine", programs.Imported({}, "No module", "vllm"), Role.LOGIN)
+    fine = examine.Imported({"version": "1"})
+    assert state(examine.finding_of("engine vllm", fine, Role.GPU_JOB)) == "ok"
+    missing = examine.finding_of("engine", examine.Imported({}, "No module", "vllm"), Role.LOGIN)
     assert state(missing) == "failure"
     assert "coordinate-eval[vllm]" in missing.do
-    broken = programs.Imported({}, "libcuda.so.1")
-    assert state(programs.finding_of("engine vllm", broken, Role.LOGIN)) == "warning"
-    assert state(programs.finding_of("engine vllm", broken, Role.GPU_JOB)) == "failure"
+    broken = examine.Imported({}, "libcuda.so.1")
+    assert state(examine.finding_of("engine vllm", broken, Role.LOGIN)) == "warning"
+    assert state(examine.finding_of("engine vllm", broken, Role.GPU_JOB)) == "failure"
 
 
 def test_gpus_that_an_engine_sees() -> None:
-    two = programs.gpus({"gpus": ["H100", "H100"], "for_gpus": True})
+    two = examine.gpus({"gpus": ["H100", "H100"], "for_gpus": True})
     assert (state(two), two.found) == ("ok", "2 × H100")
-    assert state(programs.gpus({"gpus": [], "for_gpus": True})) == "failure"
-    assert state(programs.gpus({"gpus": [], "for_gpus": False})) == "warning"
+    assert state(examine.gpus({"gpus": [], "for_gpus": True})) == "failure"
+    assert state(examine.gpus({"gpus": [], "for_gpus": False})) == "warning"
 
 
 def test_servers_that_do_not_answer_are_warned_of_without_their_passwords(
@@ -112,17 +112,17 @@ def test_servers_that_do_not_answer_are_warned_of_without_their_passwords(
     monkeypatch.setenv("NO_PROXY", "*")
     nobody = "http://127.0.0.1:9"
     settings = Settings(judge=JudgeSettings(base_url=f"{nobody}/v1", model="judge"))
-    found = {e.check: e for e in surroundings.network(settings, {"HF_ENDPOINT": nobody})}
+    found = {e.check: e for e in examine.network(settings, {"HF_ENDPOINT": nobody})}
     assert {name: state(each) for name, each in found.items()} == {
         "hub": "warning",
         "judge": "warning",
     }
     assert "prefetch" in found["hub"].do
     secret = {"HF_ENDPOINT": "http://me:pass/word@127.0.0.1:9/hub"}
-    (hub, _) = surroundings.network(settings, secret)
+    (hub, _) = examine.network(settings, secret)
     assert hub.found.startswith("http://127.0.0.1:9/hub ")
     assert "word" not in hub.found
-    offline = list(surroundings.network(Settings(), {"HF_HUB_OFFLINE": "1"}))
+    offline = list(examine.network(Settings(), {"HF_HUB_OFFLINE": "1"}))
     assert [state(each) for each in offline] == ["ok"]
 
 
@@ -133,7 +133,7 @@ def test_no_sandbox_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
         raise UserError("let users create user namespaces")
 
     monkeypatch.setattr(Sandbox, "probe", none)
-    assert state(surroundings.sandbox()) == "warning"
+    assert state(examine.sandbox()) == "warning"
 
 
 def test_compilers_that_are_missing_are_named_with_their_packages(
@@ -142,13 +142,13 @@ def test_compilers_that_are_missing_are_named_with_their_packages(
     from coordinate_eval.evaluators.sandbox import languages
 
     monkeypatch.setattr(languages, "_found", lambda path: "rustc" not in path)
-    lacking = surroundings.compilers()
+    lacking = examine.compilers()
     assert state(lacking) == "warning"
     assert "Rust" in lacking.found
     assert "C++" not in lacking.found
     assert "rustc" in lacking.do
     monkeypatch.setattr(languages, "_found", lambda path: True)
-    assert state(surroundings.compilers()) == "ok"
+    assert state(examine.compilers()) == "ok"
 
 
 def node(**changes: object) -> Node:

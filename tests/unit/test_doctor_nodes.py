@@ -10,13 +10,13 @@ from tests.reviewer import FakeCluster
 from tests.worlds import Jobs, impatient, node
 
 from coordinate_eval.clusters.protocol import Busy, End, JobLimits, TaskStatus
-from coordinate_eval.coordinator.cli.upkeep import nodes as command
+from coordinate_eval.coordinator.cli.upkeep import doctor as command
 from coordinate_eval.coordinator.doctor import nodes as doctor
 from coordinate_eval.coordinator.doctor import worlds as worlds_module
 from coordinate_eval.coordinator.doctor.gather import Passed
 from coordinate_eval.coordinator.doctor.pairing import Tried, Verdict
 from coordinate_eval.coordinator.doctor.worlds import Worlds
-from coordinate_eval.coordinator.incidents.avoided import avoided_folder, read_avoided
+from coordinate_eval.coordinator.incidents.bad_nodes import avoided_folder, read_avoided
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import (

@@ -9,7 +9,7 @@ import pytest
 from tests.worlds import Jobs, impatient
 
 from coordinate_eval.clusters.protocol import TaskStatus
-from coordinate_eval.coordinator.cli.upkeep import nodes as command
+from coordinate_eval.coordinator.cli.upkeep import doctor as command
 from coordinate_eval.coordinator.doctor import nodes as doctor
 from coordinate_eval.coordinator.doctor import worlds
 from coordinate_eval.coordinator.inputs import clusters

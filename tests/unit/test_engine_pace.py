@@ -6,7 +6,7 @@ import pytest
 from tests.decisions import SPANS, make_run, stage
 
 from coordinate_eval.coordinator.run.records import TrialProgress
-from coordinate_eval.coordinator.supervisor.facts.engine_pace import pace, ready_seconds
+from coordinate_eval.coordinator.supervisor.gather import pace, ready_seconds
 
 
 def trial(**times: Any) -> TrialProgress:

@@ -24,8 +24,8 @@ from coordinate_eval.coordinator.run.records import (
     TrialProgress,
     read_run,
 )
-from coordinate_eval.coordinator.supervisor.decisions.ends import last_round_recurs
-from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
+from coordinate_eval.coordinator.supervisor.decide_rounds import last_round_recurs
+from coordinate_eval.coordinator.supervisor.gather import gather_facts
 from coordinate_eval.coordinator.workers.trial import TrialRunner
 from coordinate_eval.diagnosis.rules import shipped
 from coordinate_eval.errors import EngineError, UserError

@@ -12,7 +12,7 @@ from tests.run_dirs import unplanned
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End, Job, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.epochs import take_over
+from coordinate_eval.coordinator.run.supervision import take_over
 from coordinate_eval.coordinator.supervisor import handover, loop
 from coordinate_eval.coordinator.supervisor.handover import LOOK_SECONDS
 from coordinate_eval.coordinator.supervisor.loop import MAX_BACKOFF_SECONDS, Supervisor

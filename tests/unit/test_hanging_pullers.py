@@ -28,14 +28,14 @@ from coordinate_eval.coordinator.run.claiming.claims import Claim, Ledger, OpenC
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.supervisor.decide import decide
-from coordinate_eval.coordinator.supervisor.decisions.values import (
+from coordinate_eval.coordinator.supervisor.loop import Supervisor
+from coordinate_eval.coordinator.supervisor.polls import MOST_BETWEEN_SECONDS, Silence
+from coordinate_eval.coordinator.supervisor.values import (
     EndHung,
     Facts,
     Quiet,
     Revoke,
 )
-from coordinate_eval.coordinator.supervisor.facts.silence import MOST_BETWEEN_SECONDS, Silence
-from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.coordinator.workers.signs_of_life import signs_of_life
 
 LEAST = RUN.settings.trial.hang_minutes * 60

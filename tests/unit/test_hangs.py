@@ -44,14 +44,14 @@ from coordinate_eval.coordinator.run.records import (
     write_run,
 )
 from coordinate_eval.coordinator.supervisor import decide as d
-from coordinate_eval.coordinator.supervisor.decisions.hanging import END_SECONDS
-from coordinate_eval.coordinator.supervisor.decisions.values import (
+from coordinate_eval.coordinator.supervisor.decide_jobs import END_SECONDS
+from coordinate_eval.coordinator.supervisor.polls import Silence
+from coordinate_eval.coordinator.supervisor.values import (
     Cancel,
     EndHung,
     Facts,
     Revoke,
 )
-from coordinate_eval.coordinator.supervisor.facts.silence import Silence
 from coordinate_eval.coordinator.workers.on_node import whole_node
 
 SLEEP = "import time; time.sleep(600)"

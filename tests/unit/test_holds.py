@@ -17,14 +17,14 @@ from coordinate_eval.coordinator.cli.launch.resume import resume_run
 from coordinate_eval.coordinator.cli.launch.run import start_run
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.state import Phase
-from coordinate_eval.coordinator.run import holds, jobs
+from coordinate_eval.coordinator.run import jobs, supervision
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode
 from coordinate_eval.coordinator.supervisor.decide import decide
-from coordinate_eval.coordinator.supervisor.decisions.values import Cancel
 from coordinate_eval.coordinator.supervisor.handover import LOOK_SECONDS
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.coordinator.supervisor.placing import promises
+from coordinate_eval.coordinator.supervisor.values import Cancel
 from coordinate_eval.errors import CoordinateError
 
 PERSONS = [Hold.ADMIN, Hold.USER]
@@ -204,9 +204,9 @@ def test_a_run_whose_supervisor_was_not_launched_gets_another(
 def test_a_run_is_supervised_by_who_runs_and_not_by_a_held_successor() -> None:
     held = hold(SUPERVISOR, Hold.USER)
     runs = SUPERVISOR.model_copy(update={"job_id": "9"})
-    assert holds.supervisors(RUN, [held, runs]) == [runs, held]
-    assert holds.held_supervisor(RUN, [held, runs]) is None
-    assert holds.held_supervisor(RUN, [held]) == held
+    assert supervision.supervisors(RUN, [held, runs]) == [runs, held]
+    assert supervision.held_supervisor(RUN, [held, runs]) is None
+    assert supervision.held_supervisor(RUN, [held]) == held
 
 
 class Leaving:

@@ -13,15 +13,17 @@ from tests.plans import changed
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.incidents import judge as judging
-from coordinate_eval.coordinator.incidents.avoided import avoid
-from coordinate_eval.coordinator.incidents.bad_nodes import broken_nodes, suspected_nodes
+from coordinate_eval.coordinator.incidents.bad_nodes import avoid, broken_nodes, suspected_nodes
 from coordinate_eval.coordinator.incidents.incident import (
     Incident,
     read_incidents,
     write_incident,
 )
-from coordinate_eval.coordinator.incidents.load import lighter_load
-from coordinate_eval.coordinator.incidents.remedies import MOST_SECONDS, count_idle_rounds
+from coordinate_eval.coordinator.incidents.remedies import (
+    MOST_SECONDS,
+    count_idle_rounds,
+    lighter_load,
+)
 from coordinate_eval.coordinator.incidents.shown import diagnose_run, report_failures
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.paths import RunDir

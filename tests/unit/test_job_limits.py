@@ -30,9 +30,9 @@ from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Job, State, TaskStatus, Waits
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import StageProgress
+from coordinate_eval.coordinator.supervisor import decide_rounds
 from coordinate_eval.coordinator.supervisor.decide import decide
-from coordinate_eval.coordinator.supervisor.decisions import ends
-from coordinate_eval.coordinator.supervisor.decisions.pending import holds_up_trials
+from coordinate_eval.coordinator.supervisor.decide_jobs import holds_up_trials
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 
 PATIENCE = RUN.settings.supervisor.patience_seconds
@@ -143,7 +143,7 @@ def test_a_run_that_its_keepers_have_held_up_goes_on_without_them(
     run = make_run(folder=str(tmp_path), settings=settings, shards=shards(*[1.0] * 8))
     _files.write_record(run_dir.run, run)
     _files.write_record(run_dir.plan, planned())
-    monkeypatch.setattr(ends, "ROUND_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(decide_rounds, "ROUND_PAUSE_SECONDS", 0.0)
     cluster = Limited(run_dir)
     told: list[str] = []
     with pytest.raises(Enough):

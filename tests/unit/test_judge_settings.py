@@ -21,7 +21,7 @@ from coordinate_eval.coordinator.inputs.suites.suite import runnable
 from coordinate_eval.coordinator.planning.judge_plan import questions_to_judge
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
 from coordinate_eval.coordinator.planning.plan_run import Offer
-from coordinate_eval.coordinator.report.history import read_time_ledger
+from coordinate_eval.coordinator.report.time_ledger import read_time_ledger
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_job
 from coordinate_eval.coordinator.run.claiming.work import all_portions, given_up

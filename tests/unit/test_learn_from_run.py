@@ -20,8 +20,8 @@ from coordinate_eval.coordinator.run.records import (
     read_run,
 )
 from coordinate_eval.coordinator.supervisor import learn_from_run
-from coordinate_eval.coordinator.supervisor.decisions.ends import last_round_recurs
-from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
+from coordinate_eval.coordinator.supervisor.decide_rounds import last_round_recurs
+from coordinate_eval.coordinator.supervisor.gather import gather_facts
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.coordinator.workers import trial
 from coordinate_eval.coordinator.workers.on_node import arrival

@@ -14,9 +14,8 @@ from typer.testing import CliRunner, Result
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.display.run_page import write_report
-from coordinate_eval.coordinator.report.history import read_time_ledger
 from coordinate_eval.coordinator.report.results import collect_results
-from coordinate_eval.coordinator.report.time_ledger import Use
+from coordinate_eval.coordinator.report.time_ledger import Use, read_time_ledger
 from coordinate_eval.coordinator.run.measurements import Scored, ShardDone, append_line
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import StageProgress, TrialProgress, read_run

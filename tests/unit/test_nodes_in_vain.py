@@ -20,7 +20,7 @@ from coordinate_eval.coordinator.run.records import (
     TrialProgress,
 )
 from coordinate_eval.coordinator.run.rounds import UNAVAILABLE_SECONDS, nodes_in_vain
-from coordinate_eval.coordinator.supervisor.placing.next_round import next_round
+from coordinate_eval.coordinator.supervisor.placing.search import next_round
 
 
 def places(**gpus: int) -> list[Node]:

@@ -16,8 +16,7 @@ from tests.shown_runs import SUPERVISOR, Scheduler
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Busy, End
 from coordinate_eval.coordinator.cli.inquire.status import describe
-from coordinate_eval.coordinator.incidents.avoided import read_avoided
-from coordinate_eval.coordinator.incidents.bad_nodes import suspected_nodes
+from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided, suspected_nodes
 from coordinate_eval.coordinator.incidents.incident import write_incident
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -25,7 +24,7 @@ from coordinate_eval.coordinator.planning.places.asked_nodes import without_avoi
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, read_run
 from coordinate_eval.coordinator.run.rounds import read_rounds
-from coordinate_eval.coordinator.supervisor.decisions import ends
+from coordinate_eval.coordinator.supervisor import decide_rounds
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 
 MISSING = "ModuleNotFoundError: No module named 'vllm'"
@@ -41,7 +40,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     run = make_run(folder=str(tmp_path), settings=settings)
     _files.write_record(made.run, run)
     _files.write_record(made.plan, planned())
-    monkeypatch.setattr(ends, "ROUND_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(decide_rounds, "ROUND_PAUSE_SECONDS", 0.0)
     return made
 
 

@@ -12,15 +12,19 @@ from tests.incidents import ended
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.incidents.incident import read_incidents, write_incident
-from coordinate_eval.coordinator.incidents.load import Load, lighter_load
 from coordinate_eval.coordinator.incidents.observe import of_trial
-from coordinate_eval.coordinator.incidents.remedies import IdleRounds, count_idle_rounds
+from coordinate_eval.coordinator.incidents.remedies import (
+    IdleRounds,
+    Load,
+    count_idle_rounds,
+    lighter_load,
+)
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.jobs import trials_of
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
 from coordinate_eval.coordinator.run.rounds import read_rounds
-from coordinate_eval.coordinator.supervisor.decisions.ends import MAX_IDLE_ROUNDS
+from coordinate_eval.coordinator.supervisor.decide_rounds import MAX_IDLE_ROUNDS
 
 
 def run_of(engine: str, **args: Any) -> Run:

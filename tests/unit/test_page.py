@@ -9,7 +9,7 @@ import pytest
 from tests.plans import reviewed
 
 from coordinate_eval.clusters.protocol import ShownJob
-from coordinate_eval.coordinator.display import plan_page
+from coordinate_eval.coordinator.display import show
 from coordinate_eval.coordinator.display.show import write_page, write_scripts
 from coordinate_eval.errors import UserError
 
@@ -48,7 +48,7 @@ class Page(HTMLParser):
 
 
 def test_a_page_shows_it_all() -> None:
-    found = Page(plan_page.render(reviewed()))
+    found = Page(show.render(reviewed()))
     text = " ".join(data for _, data in found.texts)
     titles = [data for tag, data in found.texts if tag == "title"]
     for words in ("makespan", "lower bound", "one job each", "node2", "big29", "not used"):
@@ -66,7 +66,7 @@ def test_a_color_is_that_of_one_dataset_in_chart_and_table() -> None:
         cost.model_copy(update={"metric_cpu_seconds": 1e5 if cost.name == "big5" else 0.0})
         for cost in made.plan.datasets
     ]
-    text = plan_page.render(replace(made, plan=made.plan.model_copy(update={"datasets": slow})))
+    text = show.render(replace(made, plan=made.plan.model_copy(update={"datasets": slow})))
     legend = {name: style for style, name in re.findall(r'swatch (c\d+)"></span>(\w+)<', text)}
     bars = re.findall(r'<tr><td>(\w+)</td>.*<td class="share"><i class="(c\d+)"', text)
     assert bars[0][0] == "big5"
@@ -75,7 +75,7 @@ def test_a_color_is_that_of_one_dataset_in_chart_and_table() -> None:
 
 
 def test_a_page_loads_and_runs_nothing() -> None:
-    text = plan_page.render(reviewed())
+    text = show.render(reviewed())
     found = Page(text)
     assert not {"script", "link", "img", "iframe", "object"} & {*found.tags}
     assert not {"src", "href", "onload", "onclick"} & found.attributes
@@ -85,8 +85,8 @@ def test_a_page_loads_and_runs_nothing() -> None:
 
 
 def test_hostile_names_stay_text() -> None:
-    usual = Page(plan_page.render(reviewed(datasets=20)))
-    text = plan_page.render(reviewed(datasets=20, name=HOSTILE, dataset=HOSTILE))
+    usual = Page(show.render(reviewed(datasets=20)))
+    text = show.render(reviewed(datasets=20, name=HOSTILE, dataset=HOSTILE))
     found = Page(text)
     # Long names don't fit into bars, which is where text of the drawing may be missing.
     assert [t for t in found.tags if t != "text"] == [t for t in usual.tags if t != "text"]
@@ -99,7 +99,7 @@ def test_hostile_names_stay_text() -> None:
 
 @pytest.mark.parametrize(("nodes", "trials"), [(1, 1), (16, 8), (256, 8)])
 def test_a_page_of_any_size_can_be_sent(nodes: int, trials: int) -> None:
-    text = plan_page.render(reviewed(nodes=nodes, trials=trials))
+    text = show.render(reviewed(nodes=nodes, trials=trials))
     assert len(text) < 5_000_000
     assert Page(text).tags.count("svg") == 1
 

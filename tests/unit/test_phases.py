@@ -19,10 +19,10 @@ from tests.shown_runs import (
 from coordinate_eval import _files
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.epochs import Epoch
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, StageProgress
 from coordinate_eval.coordinator.run.starting import resumes
+from coordinate_eval.coordinator.run.supervision import Epoch
 
 
 def test_every_phase_in_order(run_dir: RunDir) -> None:

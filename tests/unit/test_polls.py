@@ -18,13 +18,13 @@ from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.incidents.remedies import claim_end
 from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
 from coordinate_eval.coordinator.supervisor.decide import decide
-from coordinate_eval.coordinator.supervisor.decisions.values import NewRound, Revoke
 from coordinate_eval.coordinator.supervisor.polls import (
     FULL_PACE_SECONDS,
     GONE_SECONDS,
     Polls,
     slow_down,
 )
+from coordinate_eval.coordinator.supervisor.values import NewRound, Revoke
 from coordinate_eval.slurm.answers.queue import SQUEUE_FORMAT, read_tasks
 
 STUCK = TaskStatus(name=TRIAL[0], job_id="7", index=0, state=State.RUNNING, completing=True)

@@ -22,7 +22,7 @@ from coordinate_eval import _files
 from coordinate_eval._format import brief, plain, visible, visible_json
 from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.cli import app, output
-from coordinate_eval.coordinator.display import plan_page, plan_terminal
+from coordinate_eval.coordinator.display import plan_terminal, show
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -204,7 +204,7 @@ def test_an_errors_text_has_no_say(
 
 def test_a_page_and_a_summary() -> None:
     review = reviewed(name=HOSTILE, dataset=HOSTILE, datasets=3)
-    text = plan_page.render(review)
+    text = show.render(review)
     assert not steering(text)
     assert "&#65533;" in text
     assert not re.search(r"&#(8238|8294|8207|8203|133|155);", text)

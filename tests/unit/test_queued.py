@@ -22,14 +22,14 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, read_run
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.supervisor.decide import decide
-from coordinate_eval.coordinator.supervisor.decisions.values import Cancel, Release, Submit
-from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
-from coordinate_eval.coordinator.supervisor.placing.next_round import next_round
+from coordinate_eval.coordinator.supervisor.gather import gather_facts
+from coordinate_eval.coordinator.supervisor.placing.search import next_round
 from coordinate_eval.coordinator.supervisor.placing.write_plan import (
     NothingFree,
     may_queue,
     write_plan,
 )
+from coordinate_eval.coordinator.supervisor.values import Cancel, Release, Submit
 from coordinate_eval.errors import PlaceGone, UserError
 
 FULL = [Busy(name=f"n{n}", why="in use", gpus=4, gpu_type="h200") for n in (1, 2)] + [

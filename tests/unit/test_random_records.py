@@ -22,9 +22,9 @@ from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
 from coordinate_eval.coordinator.report.results import collect_results
-from coordinate_eval.coordinator.run.epochs import Epoch
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Submitted, TrialProgress
+from coordinate_eval.coordinator.run.supervision import Epoch
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.records import DatasetResults
 

@@ -15,9 +15,9 @@ from coordinate_eval.clusters.protocol import State
 from coordinate_eval.coordinator.incidents.incident import Incident, keeper_id
 from coordinate_eval.coordinator.run.jobs import trial_id, trials_name
 from coordinate_eval.coordinator.run.records import Round, RoundNode, TrialProgress
+from coordinate_eval.coordinator.supervisor import values as d
 from coordinate_eval.coordinator.supervisor.decide import MOST_LOGS, decide
-from coordinate_eval.coordinator.supervisor.decisions import values as d
-from coordinate_eval.coordinator.supervisor.decisions.ends import (
+from coordinate_eval.coordinator.supervisor.decide_rounds import (
     LONGEST_PAUSE_SECONDS,
     MAX_IDLE_ROUNDS,
 )

@@ -11,7 +11,7 @@ from tests.run_dirs import write_index
 from coordinate_eval.coordinator.run.claiming.work import given_up
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.supervisor import refused as module
-from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
+from coordinate_eval.coordinator.supervisor.gather import gather_facts
 from coordinate_eval.coordinator.supervisor.refused import refuse
 from coordinate_eval.evaluators.sandbox import languages as languages_module
 from coordinate_eval.evaluators.sandbox.confinement import Level

@@ -12,9 +12,9 @@ from coordinate_eval.clusters.protocol import State
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Submitted
+from coordinate_eval.coordinator.supervisor import values as d
 from coordinate_eval.coordinator.supervisor.decide import decide
-from coordinate_eval.coordinator.supervisor.decisions import values as d
-from coordinate_eval.coordinator.supervisor.decisions.replacements import (
+from coordinate_eval.coordinator.supervisor.decide_rounds import (
     count_trials,
     held_nodes,
     missing_trials,

@@ -14,17 +14,17 @@ from tests.tiny import tiny_model
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Job, JobLimits, State, TaskStatus, Window
 from coordinate_eval.coordinator.cli.launch import resume
-from coordinate_eval.coordinator.cli.launch.cancel import cancel_run
+from coordinate_eval.coordinator.cli.launch.resume import cancel_run
 from coordinate_eval.coordinator.cli.launch.run import start_run
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Submitted, read_run
 from coordinate_eval.coordinator.run.starting import resumes
 from coordinate_eval.coordinator.run.starting.resumes import MOST_TRIES
+from coordinate_eval.coordinator.run.supervision import take_over
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.errors import ClusterSilent, CoordinateError, UserError
 

@@ -18,7 +18,7 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, TrialProgress
 from coordinate_eval.coordinator.run.rounds import make_round
-from coordinate_eval.coordinator.supervisor.placing.next_round import next_round
+from coordinate_eval.coordinator.supervisor.placing.search import next_round
 from coordinate_eval.errors import UserError
 
 FACTOR = jobs.TIME_LIMIT_FACTOR

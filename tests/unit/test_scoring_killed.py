@@ -22,8 +22,8 @@ from coordinate_eval.coordinator.run.claiming.work import all_spans, request_ind
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.supervisor.decide import decide
-from coordinate_eval.coordinator.supervisor.decisions.values import Revoke
-from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
+from coordinate_eval.coordinator.supervisor.gather import gather_facts
+from coordinate_eval.coordinator.supervisor.values import Revoke
 from coordinate_eval.coordinator.workers.pull import pull
 from coordinate_eval.coordinator.workers.scorer import ScoringJob
 from coordinate_eval.evaluators.confined.run_files import AnswerFiles, ResponseFiles

@@ -7,7 +7,7 @@ from hypothesis import given
 from tests.plan_examples import CAPACITIES, COSTS, plan_of
 from tests.random_examples import examples
 
-from coordinate_eval.coordinator.display.one_job_each import (
+from coordinate_eval.coordinator.display.summary import (
     JobConditions,
     longest_first,
     one_job_each,

@@ -14,8 +14,8 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode
 from coordinate_eval.coordinator.supervisor.decide import decide
-from coordinate_eval.coordinator.supervisor.decisions.values import Action, Cancel, Finish
-from coordinate_eval.coordinator.supervisor.facts.silence import Silence
+from coordinate_eval.coordinator.supervisor.polls import Silence
+from coordinate_eval.coordinator.supervisor.values import Action, Cancel, Finish
 from coordinate_eval.slurm.answers.reasons import REASONS, UNKNOWN, read_reason
 
 PATIENCE = RUN.settings.supervisor.patience_seconds

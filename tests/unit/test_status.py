@@ -14,13 +14,13 @@ from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
-from coordinate_eval.coordinator.run.epochs import Epoch
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
     Submitted,
     TrialProgress,
     read_run,
 )
+from coordinate_eval.coordinator.run.supervision import Epoch
 
 Status = Callable[..., Result]
 

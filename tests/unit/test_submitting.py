@@ -12,7 +12,7 @@ from tests.reviewer import FakeCluster
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Job, State
-from coordinate_eval.coordinator.incidents.avoided import avoid
+from coordinate_eval.coordinator.incidents.bad_nodes import avoid
 from coordinate_eval.coordinator.incidents.incident import write_incident
 from coordinate_eval.coordinator.incidents.shown import refused_now, report_failures
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -20,13 +20,13 @@ from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_na
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Refusals
-from coordinate_eval.coordinator.supervisor.decisions.values import Finish, Submit
 from coordinate_eval.coordinator.supervisor.submitting import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
     MAX_REFUSALS,
     Submitter,
 )
+from coordinate_eval.coordinator.supervisor.values import Finish, Submit
 from coordinate_eval.errors import (
     ArrayRefused,
     SettingsRefused,

@@ -15,11 +15,10 @@ from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Busy, Job, Node, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger
-from coordinate_eval.coordinator.run.epochs import take_over
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Submitted
-from coordinate_eval.coordinator.supervisor import handover
-from coordinate_eval.coordinator.supervisor.decisions import ends
+from coordinate_eval.coordinator.run.supervision import take_over
+from coordinate_eval.coordinator.supervisor import decide_rounds, handover
 from coordinate_eval.coordinator.supervisor.loop import MAX_BACKOFF_SECONDS, MAX_FAULTS, Supervisor
 from coordinate_eval.coordinator.workers.on_node import node_memory
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
@@ -105,7 +104,7 @@ def test_bad_input_takes_one_round_to_be_found(
     run = make_run(folder=str(tmp_path), settings=settings, shards=shards(*[1.0] * 8))
     _files.write_record(run_dir.run, run)
     _files.write_record(run_dir.plan, planned())
-    monkeypatch.setattr(ends, "ROUND_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(decide_rounds, "ROUND_PAUSE_SECONDS", 0.0)
     cluster = Failing(run_dir, cause, "vLLM has no argument 'x'")
     results = Supervisor(run_dir, cluster).run()
     assert results is not None
@@ -165,7 +164,7 @@ def test_metric_jobs_that_die_at_programs_do_not_count_as_idle(
     _files.write(run_dir.published("outputs", shard.span), "")
     question = Question(id="p", kind=QuestionKind.PROGRAM, content="", timeout_seconds=1)
     _files.write(run_dir.questions(shard.span), question.line())
-    monkeypatch.setattr(ends, "ROUND_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(decide_rounds, "ROUND_PAUSE_SECONDS", 0.0)
     results = Supervisor(run_dir, Dying(run_dir, shard.span, programs)).run()
     assert results is not None
     assert why in results["reason"]

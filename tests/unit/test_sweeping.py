@@ -22,8 +22,8 @@ from coordinate_eval.coordinator.run.records import (
     StageProgress,
     TrialProgress,
 )
-from coordinate_eval.coordinator.supervisor import sweeping
-from coordinate_eval.coordinator.supervisor.sweeping import nodes_to_sweep, sweep
+from coordinate_eval.coordinator.supervisor import ending
+from coordinate_eval.coordinator.supervisor.ending import nodes_to_sweep, sweep
 from coordinate_eval.coordinator.workers.on_node import node_memory
 from coordinate_eval.errors import SubmitRefused
 
@@ -149,7 +149,7 @@ def test_a_small_job_on_the_node_removes_what_nobody_holds(run_dir: RunDir, tmp_
 def test_a_node_that_is_taken_is_left_to_the_next_keeper(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweeping, "SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(ending, "SWEEP_SECONDS", 0.1)
     keeper(run_dir, "ready")
     cluster = Cluster(busy=True)
     [job] = swept(run_dir, cluster)

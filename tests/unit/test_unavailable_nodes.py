@@ -8,7 +8,7 @@ from coordinate_eval.clusters.protocol import State, Waits
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.supervisor.decide import decide
-from coordinate_eval.coordinator.supervisor.decisions.values import Cancel
+from coordinate_eval.coordinator.supervisor.values import Cancel
 
 RUN, DIR = make_run(), RunDir(Path("/nowhere"))
 KEEPER, TRIALS = (name(RUN, 0, "n1") for name in (jobs.keeper_name, jobs.trials_name))

@@ -17,8 +17,11 @@ from tests.run_dirs import write_built
 from coordinate_eval import _files, _job_log
 from coordinate_eval.clusters.protocol import End, Job, State, TaskStatus
 from coordinate_eval.coordinator.doctor.in_jobs import last_words
-from coordinate_eval.coordinator.incidents.avoided import read_avoided
-from coordinate_eval.coordinator.incidents.bad_nodes import broken_nodes, suspected_nodes
+from coordinate_eval.coordinator.incidents.bad_nodes import (
+    broken_nodes,
+    read_avoided,
+    suspected_nodes,
+)
 from coordinate_eval.coordinator.incidents.incident import read_incidents
 from coordinate_eval.coordinator.incidents.judge import find
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -27,9 +30,9 @@ from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_na
 from coordinate_eval.coordinator.run.logs import tail
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Submitted, TrialProgress, read_run, write_run
+from coordinate_eval.coordinator.supervisor import values as d
 from coordinate_eval.coordinator.supervisor.decide import decide
-from coordinate_eval.coordinator.supervisor.decisions import values as d
-from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts
+from coordinate_eval.coordinator.supervisor.gather import gather_facts
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.coordinator.supervisor.placing.search import Search
 from coordinate_eval.coordinator.workers import trial as worker

@@ -63,7 +63,7 @@ def supervise(run_dir: Path, minutes: int = 0) -> int:
     from coordinate_eval.coordinator.display.run_page import write_report
     from coordinate_eval.coordinator.inputs import clusters
     from coordinate_eval.coordinator.run.records import read_run
-    from coordinate_eval.coordinator.run.renamed import why_no_job_is_found
+    from coordinate_eval.coordinator.run.supervision import why_no_job_is_found
     from coordinate_eval.coordinator.supervisor import ending
     from coordinate_eval.coordinator.supervisor.after_run import AfterRun
     from coordinate_eval.coordinator.supervisor.loop import Supervisor

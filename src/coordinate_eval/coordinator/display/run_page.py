@@ -18,10 +18,17 @@ from coordinate_eval.coordinator.display.gantt import Lane, Phase, Stretch
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.planning.simulate import simulate
 from coordinate_eval.coordinator.report import results as report
-from coordinate_eval.coordinator.report.history import begin_of, read_asked
 from coordinate_eval.coordinator.report.main_metric import main_score
 from coordinate_eval.coordinator.report.samples import Card
-from coordinate_eval.coordinator.report.time_ledger import Asked, Row, TimeLedger, Use, rows
+from coordinate_eval.coordinator.report.time_ledger import (
+    Asked,
+    Row,
+    TimeLedger,
+    Use,
+    begin_of,
+    read_asked,
+    rows,
+)
 from coordinate_eval.coordinator.run.measurements import ShardDone, read_lines
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run

@@ -2,16 +2,35 @@
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from coordinate_eval import _files
+from coordinate_eval import __version__, _files
 from coordinate_eval._format import plural, visible_json
 from coordinate_eval.clusters.protocol import Cluster, Job, ShownJob
-from coordinate_eval.coordinator.display import plan_page, plan_terminal
-from coordinate_eval.coordinator.display.summary import Review, review
+from coordinate_eval.coordinator.display import gantt, plan_terminal
+from coordinate_eval.coordinator.display.drawing import (
+    COLUMNS,
+    LEFT,
+    STYLES,
+    WIDTH,
+    ascii_text,
+    colors_of,
+    draw,
+    template,
+)
+from coordinate_eval.coordinator.display.risks import risks
+from coordinate_eval.coordinator.display.summary import (
+    Review,
+    by_work,
+    dataset_table,
+    node_table,
+    review,
+    summary,
+    what_if_table,
+)
 from coordinate_eval.coordinator.planning.plan_run import Offer, PlannedRun
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming import pullers
@@ -19,6 +38,65 @@ from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import UserError
+
+MARK = '<meta name="generator" content="coordinate-eval plan">'
+"""Marks a page that another one may replace."""
+
+_METRICS_HEIGHT = 56.0
+
+
+def render(review: Review) -> str:
+    """Return the page."""
+    drawn = review.timeline
+    end = drawn.end or 1.0
+    lanes = gantt.lanes(drawn)
+    colors = colors_of(lanes)
+    used = gantt.cores(drawn, COLUMNS, end) if drawn.on_cores else []
+    text = template("page.html.j2").render(
+        mark=MARK,
+        version=__version__,
+        plan=review.plan,
+        review=review,
+        risks=risks(review),
+        summary=summary(review),
+        drawing=draw(lanes, end, colors),
+        bound=LEFT + min(end, review.plan.estimate.lower_bound_seconds) * WIDTH / end,
+        metrics=_area(used, review.offer.metric_cpus),
+        most_cores=max((step.cores for step in drawn.cores()), default=0),
+        colors=colors,
+        phases=[(STYLES[phase], phase.value) for phase in gantt.PLANNED],
+        nodes=node_table(review),
+        datasets=dataset_table(review),
+        shares=_shares(review, colors),
+        what_if=what_if_table(review),
+        left=LEFT,
+        right=LEFT + WIDTH,
+        metrics_height=_METRICS_HEIGHT,
+    )
+    return ascii_text(text)
+
+
+def _shares(review: Review, colors: Mapping[str, str]) -> list[tuple[str, float]]:
+    """Return each dataset's style and its GPU time in percent of the longest one's.
+
+    They are in the order of the table of datasets.
+    """
+    ordered = by_work(review.plan)
+    longest = max(cost.gpu_seconds for cost in ordered)
+    return [(colors.get(c.name, "c"), 100 * c.gpu_seconds / longest) for c in ordered]
+
+
+def _area(used: Sequence[float], metric_cpus: int) -> str:
+    """Return the points of a polygon: cores in use, above a line; empty without metrics."""
+    if not used:
+        return ""
+    width = WIDTH / len(used)
+    points = [(LEFT, _METRICS_HEIGHT)]
+    for column, cores in enumerate(used):
+        y = _METRICS_HEIGHT * (1 - min(1.0, cores / metric_cpus))
+        points += [(LEFT + column * width, y), (LEFT + (column + 1) * width, y)]
+    points.append((LEFT + WIDTH, _METRICS_HEIGHT))
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def show(
@@ -110,7 +188,7 @@ def write_page(file: Path, found: Review) -> None:
     """
     try:
         _check_page(file)
-        _files.write(file.resolve(), plan_page.render(found))
+        _files.write(file.resolve(), render(found))
     except (OSError, RuntimeError) as error:  # RuntimeError: a circle of links
         words = getattr(error, "strerror", None) or error
         raise UserError(f"--html {file} cannot be written: {words}") from error
@@ -154,7 +232,7 @@ def _check_page(file: Path) -> None:
     # Opening a pipe or a device may never return.
     if file.is_file():
         with file.open(errors="replace") as text:
-            if plan_page.MARK in text.read(1000):
+            if MARK in text.read(1000):
                 return
     raise UserError(f"--html {file} exists and is not the page of a plan: choose another name")
 

@@ -27,7 +27,7 @@ from coordinate_eval.coordinator.doctor.findings import (
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.jobs import PREFIX, program
-from coordinate_eval.coordinator.run.renamed import CURE, name_of
+from coordinate_eval.coordinator.run.supervision import CURE, name_of
 from coordinate_eval.errors import ClusterSilent, CoordinateError, UserError
 
 MINUTES = 15

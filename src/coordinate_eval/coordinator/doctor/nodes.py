@@ -19,7 +19,7 @@ from coordinate_eval.coordinator.doctor.pairing import (
 )
 from coordinate_eval.coordinator.doctor.scheduler import reasons
 from coordinate_eval.coordinator.doctor.worlds import Result, Worlds
-from coordinate_eval.coordinator.incidents.avoided import (
+from coordinate_eval.coordinator.incidents.bad_nodes import (
     avoid,
     avoided_folder,
     read_avoided,

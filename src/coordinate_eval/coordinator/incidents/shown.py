@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from coordinate_eval import _files
 from coordinate_eval._format import duration, plural
-from coordinate_eval.coordinator.incidents.avoided import read_avoided
-from coordinate_eval.coordinator.incidents.bad_nodes import suspected_nodes
+from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided, suspected_nodes
 from coordinate_eval.coordinator.incidents.incident import Incident, read_incidents
 from coordinate_eval.coordinator.incidents.judge import cause_of, find
-from coordinate_eval.coordinator.incidents.load import lighter_load
 from coordinate_eval.coordinator.incidents.observe import failed_jobs, recorded
+from coordinate_eval.coordinator.incidents.remedies import lighter_load
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.logs import MOST_LOG_BYTES

@@ -18,14 +18,13 @@ from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.incidents.shown import refused_now
 from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.report.time_left import seconds_left
-from coordinate_eval.coordinator.run import holds, jobs
+from coordinate_eval.coordinator.run import jobs, supervision
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.work import (
     all_spans,
     portions_with_questions,
     unbuildable,
 )
-from coordinate_eval.coordinator.run.epochs import Epoch, latest_epoch
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
     Round,
@@ -35,6 +34,7 @@ from coordinate_eval.coordinator.run.records import (
     Waiting,
 )
 from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.coordinator.run.supervision import Epoch, latest_epoch
 from coordinate_eval.records import DatasetRequests, Record, Span
 
 
@@ -107,7 +107,7 @@ def is_supervised(run_dir: RunDir, run: Run, tasks: list[TaskStatus]) -> bool | 
     One that is held because its launch failed does not count. None where it cannot be known: it
     was started in a terminal of another machine.
     """
-    if holds.supervisors(run, tasks):
+    if supervision.supervisors(run, tasks):
         return True
     epoch = _latest(run_dir)
     if epoch is None or epoch.task:
@@ -251,7 +251,7 @@ def _phase(
         if silent:
             return Phase.UNKNOWN, "the scheduler does not answer"
         return Phase.UNSUPERVISED, ""
-    if not supervised and (held := holds.held_supervisor(run, tasks)):
+    if not supervised and (held := supervision.held_supervisor(run, tasks)):
         return Phase.QUEUED, _because(held)
     if not run.planned:
         return _before_plan(run_dir, run, tasks)

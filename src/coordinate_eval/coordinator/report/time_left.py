@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.claiming.work import all_portions, unscored_datasets
-from coordinate_eval.coordinator.run.measured_pace import measured_pace
+from coordinate_eval.coordinator.run.measurements import measured_pace
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, TrialProgress
 from coordinate_eval.records import Span

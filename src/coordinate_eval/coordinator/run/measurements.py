@@ -8,7 +8,7 @@ seconds to `stage/<node>.jsonl`. An error while writing is ignored: later plans 
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -16,6 +16,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field, TypeAdapter
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.run.records import TrialProgress
 from coordinate_eval.priors.this_machine import storage_of
 from coordinate_eval.records import Checkpoint, DatasetRequests, Record, Response, Span
 
@@ -155,3 +156,24 @@ def _whole(path: Path, parsed: Callable[[bytes], T]) -> Iterator[T]:
         for line in _files.whole_lines(path):
             with contextlib.suppress(ValueError):
                 yield parsed(line)
+
+
+LEAST_SHARE = 0.03
+"""Share of the work that must be done before its pace tells more than the prediction."""
+
+FASTEST = 0.1
+"""Least pace: what is in work blurs it."""
+
+
+def measured_pace(trials: Iterable[TrialProgress], done: float, whole: float) -> float:
+    """Return the GPU seconds that a predicted second took; 1 while little is done.
+
+    Args:
+        trials: those that have begun, of all rounds.
+        done: predicted GPU seconds of the work that is done.
+        whole: those of all work.
+    """
+    if done <= LEAST_SHARE * whole:
+        return 1.0
+    spent = sum(max(0.0, t.updated - t.ready) for t in trials if t.ready is not None)
+    return max(FASTEST, spent / done) if spent else 1.0

@@ -1,6 +1,7 @@
 """Supervision as a pure function of facts: no clock, no files, no scheduler.
 
-`decide` is called after each poll. What it asks for one idea each is in `decisions/`.
+`decide` is called after each poll. `decide_rounds.py` has what it decides on rounds and on their
+nodes, `decide_jobs.py` on single jobs.
 """
 
 from dataclasses import replace
@@ -11,22 +12,23 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.supervisor.decisions.ends import (
-    before_plan,
-    ends_early,
-    next_round,
-    waiting_for_scores,
-)
-from coordinate_eval.coordinator.supervisor.decisions.hanging import (
+from coordinate_eval.coordinator.supervisor.decide_jobs import (
+    end_vain_wait,
     hanging_pullers,
     hanging_trials,
+    more_pullers,
     needless_tasks,
 )
-from coordinate_eval.coordinator.supervisor.decisions.nodes import for_node, is_over
-from coordinate_eval.coordinator.supervisor.decisions.pending import end_vain_wait
-from coordinate_eval.coordinator.supervisor.decisions.pullers import more_pullers
-from coordinate_eval.coordinator.supervisor.decisions.replacements import replace_lost
-from coordinate_eval.coordinator.supervisor.decisions.values import (
+from coordinate_eval.coordinator.supervisor.decide_rounds import (
+    before_plan,
+    ends_early,
+    for_node,
+    is_over,
+    next_round,
+    replace_lost,
+    waiting_for_scores,
+)
+from coordinate_eval.coordinator.supervisor.values import (
     Action,
     Cancel,
     EndHung,

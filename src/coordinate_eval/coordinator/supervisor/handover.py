@@ -10,15 +10,15 @@ from collections.abc import Callable
 from coordinate_eval import _files
 from coordinate_eval._format import duration
 from coordinate_eval.clusters.protocol import End, State, TaskStatus
-from coordinate_eval.coordinator.run import holds, jobs
+from coordinate_eval.coordinator.run import jobs, supervision
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, Submitted
-from coordinate_eval.coordinator.supervisor.decisions.values import Finish
 from coordinate_eval.coordinator.supervisor.submitting import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
     Submitter,
 )
+from coordinate_eval.coordinator.supervisor.values import Finish
 from coordinate_eval.errors import ClusterError, SettingsRefused
 
 HANDOVER_SECONDS = 1800.0
@@ -90,13 +90,13 @@ class Handover:
         because its launch failed is cancelled, and counts as dead.
         """
         alive = [t for t in tasks if t.state is not State.ENDED]  # one that died took nothing over
-        if unlaunched := holds.unlaunched_supervisors(run, alive):
+        if unlaunched := supervision.unlaunched_supervisors(run, alive):
             self._tell(f"cancelling {', '.join(unlaunched)}: the next supervisor, not launched")
             self._submitter.cancel(unlaunched)
             alive = [task for task in alive if task.job_id not in unlaunched]
         waiting = [t for t in alive if t.state is State.PENDING and jobs.is_supervisor(run, t.name)]
-        if held := holds.held_supervisor(run, waiting):
-            words = holds.in_words(held)
+        if held := supervision.held_supervisor(run, waiting):
+            words = supervision.held_in_words(held)
             if words != self._held:
                 self._held = words
                 self._tell(f"the next supervisor does not start: {words}")

@@ -20,14 +20,22 @@ from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.work import all_spans, unscored_datasets
-from coordinate_eval.coordinator.run.epochs import latest_epoch, take_over
 from coordinate_eval.coordinator.run.own import check_there, is_removed, work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import JudgeProgress, read_run
+from coordinate_eval.coordinator.run.supervision import latest_epoch, take_over
 from coordinate_eval.coordinator.supervisor import ending
 from coordinate_eval.coordinator.supervisor.decide import decide
-from coordinate_eval.coordinator.supervisor.decisions.pending import holds_up_trials
-from coordinate_eval.coordinator.supervisor.decisions.values import (
+from coordinate_eval.coordinator.supervisor.decide_jobs import holds_up_trials
+from coordinate_eval.coordinator.supervisor.ending import sweep
+from coordinate_eval.coordinator.supervisor.gather import gather_facts, refresh_listings
+from coordinate_eval.coordinator.supervisor.handover import Handover
+from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
+from coordinate_eval.coordinator.supervisor.placing.search import Search
+from coordinate_eval.coordinator.supervisor.polls import Polls, Silence
+from coordinate_eval.coordinator.supervisor.refused import refuse
+from coordinate_eval.coordinator.supervisor.submitting import Submitter
+from coordinate_eval.coordinator.supervisor.values import (
     Action,
     Cancel,
     EndHung,
@@ -40,15 +48,6 @@ from coordinate_eval.coordinator.supervisor.decisions.values import (
     Revoke,
     Submit,
 )
-from coordinate_eval.coordinator.supervisor.facts.gather import gather_facts, refresh_listings
-from coordinate_eval.coordinator.supervisor.facts.silence import Silence
-from coordinate_eval.coordinator.supervisor.handover import Handover
-from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
-from coordinate_eval.coordinator.supervisor.placing.search import Search
-from coordinate_eval.coordinator.supervisor.polls import Polls
-from coordinate_eval.coordinator.supervisor.refused import refuse
-from coordinate_eval.coordinator.supervisor.submitting import Submitter
-from coordinate_eval.coordinator.supervisor.sweeping import sweep
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,

@@ -1,14 +1,14 @@
 """Submitting the jobs of a run: each of them once, and what is refused for now again later."""
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
-from coordinate_eval.clusters.protocol import Cluster, Job, State, TaskStatus
-from coordinate_eval.coordinator.incidents.avoided import read_avoided
-from coordinate_eval.coordinator.incidents.bad_nodes import suspected_nodes
+from coordinate_eval.clusters.protocol import Cluster, Job, JobLimits, State, TaskStatus
+from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided, suspected_nodes
 from coordinate_eval.coordinator.incidents.incident import read_incidents
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, is_pullers, kind_of
@@ -16,16 +16,56 @@ from coordinate_eval.coordinator.run.claiming.work import work_left
 from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Refusal, Refusals, Run, Submitted
-from coordinate_eval.coordinator.supervisor.current_limits import CurrentLimits
-from coordinate_eval.coordinator.supervisor.decisions.pullers import is_hopeful
-from coordinate_eval.coordinator.supervisor.decisions.values import Facts, Finish, Submit
+from coordinate_eval.coordinator.supervisor.decide_jobs import is_hopeful
+from coordinate_eval.coordinator.supervisor.values import Facts, Finish, Submit
 from coordinate_eval.errors import (
     ArrayRefused,
+    ClusterError,
     SettingsRefused,
     SubmitLater,
     SubmitRefused,
     UserError,
 )
+
+LIMITS_SECONDS = 300.0
+"""Time for which an answer counts. A maintenance is announced long before it begins."""
+
+NO_ANSWER_SECONDS = 60.0
+"""Time after a question without an answer before the next one."""
+
+
+class CurrentLimits:
+    """The limits on jobs, which are asked for when a job is submitted and the last ones are old.
+
+    A run that submits nothing asks nothing. While the scheduler does not tell, the last limits
+    that it told count.
+
+    Args:
+        cluster: the scheduler.
+        clock: seconds from any moment on.
+    """
+
+    def __init__(
+        self, cluster: Cluster, clock: Callable[[], float] = lambda: time.monotonic()
+    ) -> None:
+        self._cluster, self._clock = cluster, clock
+        self._limits = JobLimits()
+        self._due = float("-inf")
+
+    def within(self, job: Job) -> Job:
+        """Return a job that asks for no more time than it may have now.
+
+        It was made within the limits that the run knew, and stays so where none are told.
+        """
+        now = self._clock()
+        if now >= self._due:
+            self._due = now + NO_ANSWER_SECONDS
+            # What is wrong with the settings is said by the submission itself.
+            with contextlib.suppress(ClusterError, UserError):
+                self._limits = self._cluster.limits()
+                self._due = now + LIMITS_SECONDS
+        return jobs.within(job, self._limits, time.time())
+
 
 FIRST_PAUSE_SECONDS = 15.0
 """Wait after a scheduler refused a job, before it is tried again. It doubles each time."""

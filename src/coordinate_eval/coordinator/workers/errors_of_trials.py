@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End
-from coordinate_eval.coordinator.incidents.judge import find
-from coordinate_eval.coordinator.incidents.site_rules import read_rules
+from coordinate_eval.coordinator.incidents.judge import find, read_rules
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.logs import MOST_LOG_BYTES
 from coordinate_eval.coordinator.run.records import TrialCause

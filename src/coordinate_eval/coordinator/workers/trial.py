@@ -14,7 +14,7 @@ from pathlib import Path
 from coordinate_eval import _files, _job_log
 from coordinate_eval.clusters.protocol import INDEX_VARIABLE, NODE_VARIABLE
 from coordinate_eval.coordinator.incidents.incident import read_incidents
-from coordinate_eval.coordinator.incidents.load import lighter_load
+from coordinate_eval.coordinator.incidents.remedies import lighter_load
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, own_task

@@ -1,10 +1,178 @@
-"""Commands that show runs, scores, suites and settings, and change nothing."""
+"""Commands that show runs, scores, suites and settings, change nothing, and their options."""
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from coordinate_eval.coordinator.cli.options import common, inquiring
+from coordinate_eval.coordinator.cli.options import common
+from coordinate_eval.coordinator.cli.options.parsing import OUTPUT
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.errors import UserError
+
+DiagnosedJobs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RUN|LOG...",
+        help="A run's directory or id, or log files: of one job, a file for each rank.",
+        show_default="the latest run",
+    ),
+]
+Ended = Annotated[
+    str | None,
+    typer.Option(
+        "--end",
+        metavar="TEXT",
+        help='How the job of LOG ended: state, reason and exit code of Slurm, as in "TIMEOUT '
+        'TimeLimit 0:15".',
+    ),
+]
+Ask = Annotated[
+    bool,
+    typer.Option(
+        "--ask",
+        help="Where no rule knows the cause, ask the model that the settings of [diagnosis] name. "
+        "It is sent lines of the logs, which may hold secrets.",
+    ),
+]
+Confirm = Annotated[
+    bool,
+    typer.Option("--confirm", help="Make a rule of what the model has said of these logs."),
+]
+Compressed = Annotated[
+    bool,
+    typer.Option(
+        "--compressed",
+        help="Print the lines that the rules read: LOG without what says that all goes well.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+RunNames = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="RUN", help="Directories or ids of runs.", show_default="all runs"),
+]
+Ledger = Annotated[
+    bool,
+    typer.Option(
+        "--ledger",
+        help="Show where the GPU time went, and what to change next.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Follow = Annotated[
+    bool,
+    typer.Option(
+        "--follow",
+        "-f",
+        help="Refresh until the run ends. Ctrl-C stops watching and leaves the run alone.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+ScoredDataset = Annotated[
+    str | None,
+    typer.Option("--dataset", help="Show the main score of this dataset.", metavar="NAME"),
+]
+MostRuns = Annotated[
+    int, typer.Option("--limit", min=1, help="Show the N newest runs.", metavar="N")
+]
+SampledDataset = Annotated[
+    str | None,
+    typer.Option(
+        "--dataset", metavar="NAME", help="Show samples of this dataset.",
+        show_default="the only one of the run",
+    ),
+]  # fmt: skip
+Items = Annotated[
+    list[int] | None,
+    typer.Option("--item", metavar="N", help="Show this item, counted from 0; may be repeated."),
+]
+Wrong = Annotated[
+    bool,
+    typer.Option("--wrong", help="Show the items that are not right, or of graded ones the worst."),
+]
+OtherRun = Annotated[
+    str | None,
+    typer.Option(
+        "--diff",
+        metavar="OTHER",
+        help="Show the items that only one of RUN and OTHER gets right, or that differ most.",
+    ),
+]
+MostItems = Annotated[
+    int | None,
+    typer.Option(
+        "--limit",
+        min=1,
+        metavar="N",
+        help="Show at most N items.",
+        show_default="10; all with --json or --output",
+    ),
+]
+SamplesJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print a line of JSON for each sample, as lm_eval --log_samples writes it.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+SampleFiles = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        metavar="DIR",
+        help="Write a file of such lines for each task into this folder.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+InReport = Annotated[
+    bool,
+    typer.Option(
+        "--report",
+        help="Write report.html of the run again, with these samples.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+OutputFormat = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="table, csv, json or markdown; of one run also lm_eval, the harness's results file, "
+        "and model-card, a table in Markdown.",
+        show_default="table",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Csv = Annotated[
+    bool,
+    typer.Option("--csv", help="Print comma-separated values.", rich_help_panel=OUTPUT),
+]
+Markdown = Annotated[
+    bool, typer.Option("--markdown", help="Print a Markdown table.", rich_help_panel=OUTPUT)
+]
+SuiteName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SUITE",
+        help="A shipped suite's name, or a suite file.",
+        show_default="list all",
+    ),
+]
+ModelSize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Predict for a model with this many parameters: 350m.",
+        show_default="7b",
+    ),
+]
+PredictedCheckpoint = Annotated[
+    Path | None, typer.Option(metavar="CKPT", help="Predict for this checkpoint instead.")
+]
+GpuType = Annotated[str, typer.Option(metavar="NAME", help="Type of the GPUs.")]
+TensorParallel = Annotated[
+    int, typer.Option(min=1, max=1024, metavar="N", help="GPUs of one trial.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -15,8 +183,8 @@ def register(app: typer.Typer) -> None:
 
 def status(
     run: common.RunName = None,
-    follow: inquiring.Follow = False,
-    ledger: inquiring.Ledger = False,
+    follow: Follow = False,
+    ledger: Ledger = False,
     as_json: common.Json = False,
     settings_file: common.SettingsFile = None,
 ) -> None:
@@ -25,8 +193,7 @@ def status(
     Exit status: 0 the run is complete or goes on; 1 it ended without all results, was cancelled,
     or has lost its supervisor; 3 the scheduler did not answer and nothing else tells.
     """
-    from coordinate_eval.coordinator.cli.inquire.ledger import show_ledger
-    from coordinate_eval.coordinator.cli.inquire.status import show_status
+    from coordinate_eval.coordinator.cli.inquire.status import show_ledger, show_status
 
     settings, _ = load_settings({}, settings_file)
     if ledger:
@@ -36,11 +203,11 @@ def status(
 
 
 def diagnose(
-    what: inquiring.DiagnosedJobs = None,
-    end: inquiring.Ended = None,
-    ask: inquiring.Ask = False,
-    confirm: inquiring.Confirm = False,
-    compressed: inquiring.Compressed = False,
+    what: DiagnosedJobs = None,
+    end: Ended = None,
+    ask: Ask = False,
+    confirm: Confirm = False,
+    compressed: Compressed = False,
     as_json: common.Json = False,
     settings_file: common.SettingsFile = None,
 ) -> None:
@@ -57,8 +224,8 @@ def diagnose(
 
 
 def runs(
-    dataset: inquiring.ScoredDataset = None,
-    limit: inquiring.MostRuns = 20,
+    dataset: ScoredDataset = None,
+    limit: MostRuns = 20,
     as_json: common.Json = False,
     settings_file: common.SettingsFile = None,
 ) -> None:
@@ -70,12 +237,12 @@ def runs(
 
 
 def scores(
-    run: inquiring.RunNames = None,
+    run: RunNames = None,
     metric: common.Metric = None,
-    output_format: inquiring.OutputFormat = None,
-    as_csv: inquiring.Csv = False,
+    output_format: OutputFormat = None,
+    as_csv: Csv = False,
     as_json: common.Json = False,
-    as_markdown: inquiring.Markdown = False,
+    as_markdown: Markdown = False,
     settings_file: common.SettingsFile = None,
 ) -> None:
     """Show a table of scores: a row for each run, by training step; a column for each dataset.
@@ -97,16 +264,16 @@ def scores(
 
 
 def samples(
-    dataset: inquiring.SampledDataset = None,
+    dataset: SampledDataset = None,
     run: common.RunName = None,
-    item: inquiring.Items = None,
-    wrong: inquiring.Wrong = False,
-    diff: inquiring.OtherRun = None,
-    limit: inquiring.MostItems = None,
+    item: Items = None,
+    wrong: Wrong = False,
+    diff: OtherRun = None,
+    limit: MostItems = None,
     metric: common.Metric = None,
-    as_json: inquiring.SamplesJson = False,
-    output: inquiring.SampleFiles = None,
-    report: inquiring.InReport = False,
+    as_json: SamplesJson = False,
+    output: SampleFiles = None,
+    report: InReport = False,
     settings_file: common.SettingsFile = None,
 ) -> None:
     """Show prompts, answers, targets and verdicts of a dataset that is scored.
@@ -124,11 +291,11 @@ def samples(
 
 
 def suites(
-    suite: inquiring.SuiteName = None,
-    model: inquiring.ModelSize = None,
-    checkpoint: inquiring.PredictedCheckpoint = None,
-    gpu: inquiring.GpuType = "h200",
-    tp: inquiring.TensorParallel = 1,
+    suite: SuiteName = None,
+    model: ModelSize = None,
+    checkpoint: PredictedCheckpoint = None,
+    gpu: GpuType = "h200",
+    tp: TensorParallel = 1,
     as_json: common.Json = False,
 ) -> None:
     """List the shipped suites, or the datasets of one and what they take."""

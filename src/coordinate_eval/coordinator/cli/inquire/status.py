@@ -1,19 +1,25 @@
-"""`coordinate-eval status`: how far a run is, and what to do next.
+"""`coordinate-eval status`: how far a run is, what to do next, and where its GPU time went.
 
 Exit status: 0 if the run is complete or goes on; 1 if it ended without all results, was cancelled,
-or has lost its supervisor; 3 if the scheduler did not answer and nothing else tells.
-"""
+or has lost its supervisor; 3 if the scheduler did not answer and nothing else tells."""
 
+import contextlib
 import time
 from typing import Any
 
+from pydantic import ValidationError
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
 from coordinate_eval import _files
+from coordinate_eval._format import duration, plural
 from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.cli.inquire import status_screen
 from coordinate_eval.coordinator.cli.inquire.runs import name_for_commands, open_to_show
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
-from coordinate_eval.coordinator.incidents.avoided import read_avoided
-from coordinate_eval.coordinator.incidents.bad_nodes import suspected_nodes
+from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided, suspected_nodes
 from coordinate_eval.coordinator.incidents.shown import report_failures
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -21,8 +27,10 @@ from coordinate_eval.coordinator.planning.places.asked_nodes import avoided_word
 from coordinate_eval.coordinator.report import results, state
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
 from coordinate_eval.coordinator.report.main_metric import main_score
+from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.report.state import Phase
-from coordinate_eval.coordinator.run import holds, jobs
+from coordinate_eval.coordinator.report.time_ledger import TimeLedger, read_time_ledger
+from coordinate_eval.coordinator.run import jobs, supervision
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.claiming.work import unscored_datasets
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -95,7 +103,7 @@ def describe(
             f"that has ended, `coordinate-eval resume {command}` continues the run"
         )
         note = f"{note}; {seen}" if note else seen
-    note = "; ".join(filter(None, (note, *holds.all_in_words(tasks or []))))
+    note = "; ".join(filter(None, (note, *supervision.all_in_words(tasks or []))))
     judge = _files.read_record_if_there(run_dir.judge, JudgeProgress)
     hook = _files.read_record_if_there(run_dir.after_run, HookEnd) if phase.ended else None
     rough = None
@@ -237,3 +245,54 @@ def _next(phase: Phase, name: str) -> str:
     if phase.ended:
         return f"coordinate-eval resume {name}"
     return f"coordinate-eval status --follow {name}"
+
+
+def show_ledger(name: str | None, settings: Settings, *, as_json: bool, follow: bool) -> None:
+    """Print the ledger of a run: as it ended, or so far.
+
+    Raises:
+        UserError: there is no such run, or it is asked to follow the ledger.
+    """
+    if follow:
+        raise UserError("--ledger is of one moment: leave out --follow")
+    with open_to_show(name, settings) as (run_dir, _):
+        run, found = read_run(run_dir), _of_results(run_dir)
+        if found is None:
+            found = read_time_ledger(run_dir, run, ended=False)
+    if as_json:
+        write_json({"run": run.id, **found.model_dump(mode="json")})
+    else:
+        table_console().print(_shown(run.id, found), soft_wrap=True)
+
+
+def _of_results(run_dir: RunDir) -> TimeLedger | None:
+    """Return the ledger that a run was ended with, if it has ended."""
+    results = read_results(run_dir)
+    with contextlib.suppress(ValidationError):
+        return TimeLedger.model_validate((results or {}).get("ledger"))
+    return None
+
+
+def _shown(run_id: str, found: TimeLedger) -> Group:
+    table = Table(title=f"run {escape(run_id)}: {duration(found.seconds)}", title_justify="left")
+    table.add_column("GPU time")
+    table.add_column("GPU hours", justify="right")
+    table.add_column("share", justify="right")
+    total = found.total_gpu_seconds
+    for use, seconds in found.gpu_seconds.items():
+        share = f"{seconds / total:.1%}" if total else ""
+        table.add_row(use.value, f"{seconds / 3600:.3f}", share)
+    table.add_section()
+    table.add_row("all", f"{total / 3600:.3f}", "")
+    words = ", ".join(f"{what} {duration(s)}" for what, s in found.cpu_seconds.items())
+    lines = [Text(f"CPU time: {words}")]
+    if (judge := found.judge) is not None:
+        before = f", {judge.kept:,} answered for earlier runs" if judge.kept else ""
+        words = f"judge: {plural(judge.questions, 'question')} answered{before}, "
+        words += f"{plural(judge.tokens, 'token')}, "
+        if judge.gpu_seconds:
+            words += f"{judge.gpu_seconds / 3600:.3f} h of GPU time in a job of its own"
+        else:
+            words += f"{duration(judge.seconds)} of waiting for answers"
+        lines.append(Text(words))
+    return Group(table, *lines, Text(found.advice))

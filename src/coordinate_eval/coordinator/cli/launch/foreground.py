@@ -26,14 +26,14 @@ from coordinate_eval.coordinator.report import first_signal, state
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
 from coordinate_eval.coordinator.report.state import Phase
-from coordinate_eval.coordinator.run import holds, jobs
+from coordinate_eval.coordinator.run import jobs, supervision
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import ClusterError, UserError
 from coordinate_eval.records import Outputs
 
 if TYPE_CHECKING:
-    from coordinate_eval.coordinator.supervisor.decisions.values import Facts
+    from coordinate_eval.coordinator.supervisor.values import Facts
 
 
 class Display:
@@ -110,7 +110,7 @@ class Display:
             times += f", about {whole_duration(known.left_seconds)} left"
         what = f"{known.phase}: {summary(self._run, facts)}"
         if known.phase in (Phase.WAITING, Phase.SCORING) and known.detail:
-            what = "; ".join([what, *(holds.all_in_words(facts.tasks) or [known.detail])])
+            what = "; ".join([what, *(supervision.all_in_words(facts.tasks) or [known.detail])])
         return what, times
 
     def _show_signal(self) -> None:

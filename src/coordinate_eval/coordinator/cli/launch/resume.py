@@ -1,8 +1,11 @@
-"""`coordinate-eval resume`: continue a run, or say why it is not continued."""
+"""`coordinate-eval resume` and `cancel`: continue a run, or end all of its jobs."""
 
 import os
+import time
 
 from coordinate_eval import _files
+from coordinate_eval._format import plural
+from coordinate_eval.clusters.protocol import Cluster, State
 from coordinate_eval.coordinator.cli.inquire.runs import name_for_commands
 from coordinate_eval.coordinator.cli.launch.foreground import (
     announce,
@@ -16,13 +19,14 @@ from coordinate_eval.coordinator.inputs import clusters, judge
 from coordinate_eval.coordinator.inputs.folders import working_in
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.report import state
-from coordinate_eval.coordinator.run import holds, jobs
+from coordinate_eval.coordinator.run import jobs, supervision
 from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.run.starting import resumes
 from coordinate_eval.coordinator.run.starting.create import submit_supervisor
-from coordinate_eval.errors import CoordinateError
+from coordinate_eval.coordinator.supervisor.ending import sweep
+from coordinate_eval.errors import ClusterSilent, CoordinateError
 
 _ANOTHER_PROCESS = "another process on this machine"
 
@@ -54,18 +58,20 @@ def resume_run(
             return supervise(run_dir, run, cluster, as_json=as_json)
     with working_in(str(work_folder(run_dir))), cluster:
         tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(run)))
-        alive = holds.supervisors(run, tasks)
+        alive = supervision.supervisors(run, tasks)
         # Its supervisor may still wait for jobs to end. It does nothing more for the run.
         over = run_dir.cancelled.exists() or state.has_ended_incomplete(run_dir)
         supervised = not over and bool(state.is_supervised(run_dir, run, tasks))
-        if not over and (held := holds.held_supervisor(run, tasks)):
-            raise CoordinateError(f"run {run.id} waits for its supervisor: {holds.in_words(held)}")
+        if not over and (held := supervision.held_supervisor(run, tasks)):
+            raise CoordinateError(
+                f"run {run.id} waits for its supervisor: {supervision.held_in_words(held)}"
+            )
         _prepare(run_dir, run, supervised=supervised, asked_again=asked_again)
         if alive and not over and not wait:
             return _say_supervised(run_dir, run, f"job {alive[0].job_id}")
         if supervised and asked_again and not wait:
             return _say_supervised(run_dir, run, _ANOTHER_PROCESS)
-        if unlaunched := holds.unlaunched_supervisors(run, tasks):
+        if unlaunched := supervision.unlaunched_supervisors(run, tasks):
             words = f"job {', '.join(unlaunched)}, whose launch failed"
             say(f"run {run.id} gets another supervisor than {words}: it is cancelled")
             cluster.cancel(unlaunched)
@@ -123,3 +129,53 @@ def _prepare(run_dir: RunDir, run: Run, *, supervised: bool, asked_again: bool) 
     run_dir.cancelled.unlink(missing_ok=True)
     if not (asked_again and supervised):
         resumes.note(run_dir, by_hand=not asked_again)
+
+
+CANCEL_SECONDS = 60.0
+"""Longest time for which `cancel` looks for jobs that are submitted meanwhile."""
+
+POLL_SECONDS = 0.5
+"""Time between two polls."""
+
+
+def cancel_run(run_dir: RunDir) -> None:
+    """End all jobs of a run, and mark its directory.
+
+    Raises:
+        ClusterSilent: the scheduler did not answer; the run is marked, so try again.
+    """
+    run = read_run(run_dir)
+    _files.write(run_dir.cancelled, "")
+    cluster = clusters.by_name(run.cluster, run.settings)
+    if cluster.local:
+        say(f"run {run.id} ends as soon as its supervisor sees that")
+        return
+    try:
+        with cluster:
+            count = _cancel_all(run, cluster)
+            sweep(run, run_dir, cluster, POLL_SECONDS, note=say)
+    except ClusterSilent as error:
+        raise ClusterSilent(
+            f"{error}\nrun {run.id} is marked as cancelled: its supervisor ends it as soon as the "
+            "scheduler answers. Cancel it again then, in case it has no supervisor"
+        ) from error
+    said = f"cancelled {plural(count, 'job')}" if count else "no job was left to cancel"
+    say(f"run {run.id}: {said}")
+
+
+def _cancel_all(run: Run, cluster: Cluster) -> int:
+    """Cancel until no job is left: a supervisor may submit another one meanwhile."""
+    cancelled: set[str] = set()
+    give_up = time.monotonic() + CANCEL_SECONDS
+    while time.monotonic() < give_up:
+        tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(run)))
+        alive = [t for t in tasks if t.state is not State.ENDED]
+        if not alive:
+            break
+        alive.sort(key=lambda t: not jobs.is_supervisor(run, t.name))
+        ids = [i for i in dict.fromkeys(t.job_id for t in alive) if i not in cancelled]
+        if ids:
+            cluster.cancel(ids)
+            cancelled.update(ids)
+        time.sleep(POLL_SECONDS)
+    return len(cancelled)

@@ -25,7 +25,7 @@ from coordinate_eval.coordinator.cli.launch.foreground import (
 from coordinate_eval.coordinator.cli.launch.resume import resume_run
 from coordinate_eval.coordinator.cli.launch.runnable import runnable, say_by_reason
 from coordinate_eval.coordinator.cli.output import quiet_libraries, say
-from coordinate_eval.coordinator.incidents.avoided import read_avoided
+from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided
 from coordinate_eval.coordinator.inputs import cluster_file, clusters, judge
 from coordinate_eval.coordinator.inputs.folders import check_new, check_writable, working_in
 from coordinate_eval.coordinator.inputs.layers import flatten

@@ -120,7 +120,7 @@ def resume(
 def cancel(run: common.RunName = None, settings_file: common.SettingsFile = None) -> None:
     """End all jobs of a run. What it has published stays; `resume` continues it."""
     from coordinate_eval.coordinator.cli.inquire.runs import find
-    from coordinate_eval.coordinator.cli.launch.cancel import cancel_run
+    from coordinate_eval.coordinator.cli.launch.resume import cancel_run
 
     settings, _ = load_settings({}, settings_file)
     cancel_run(find(run, settings))

@@ -1,11 +1,58 @@
-"""Commands that look after an installation, its runs and its measurements."""
+"""Commands that look after an installation, its runs and its measurements, and their options."""
+
+from typing import Annotated
 
 import typer
 
-from coordinate_eval.coordinator.cli.options import common, upkeep
+from coordinate_eval.coordinator.cli.options import common
+from coordinate_eval.coordinator.cli.options.parsing import WHERE
 from coordinate_eval.coordinator.cli.upkeep import priors
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.errors import UserError
+
+InJobs = Annotated[
+    bool,
+    typer.Option(
+        "--submit",
+        help="Check the same in small jobs, one on each partition of the settings.",
+        rich_help_panel=WHERE,
+    ),
+]
+TestNodes = Annotated[
+    bool,
+    typer.Option(
+        "--nodes",
+        help="Find bad nodes: test all that are free, in pairs, on all GPUs that are free there.",
+        rich_help_panel=WHERE,
+    ),
+]
+TestedNodes = Annotated[
+    str | None,
+    typer.Option(
+        "--nodelist",
+        "-w",
+        metavar="NAMES",
+        help="Test these nodes only: gpu[1-4,7]. Implies --nodes.",
+        rich_help_panel=WHERE,
+    ),
+]
+OlderThan = Annotated[
+    float | None,
+    typer.Option(
+        "--older-than", min=0, metavar="DAYS", help="Only runs not changed for this many days."
+    ),
+]
+KeepNewest = Annotated[
+    int | None,
+    typer.Option("--keep", min=0, metavar="N", help="Leave the N newest runs as they are."),
+]
+Compacting = Annotated[
+    bool,
+    typer.Option(
+        "--compact", help="Merge the many small files of complete runs, and remove no run."
+    ),
+]
+Sure = Annotated[bool, typer.Option("--yes", help="Do it. Without it runs are only listed.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -16,9 +63,9 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    submit: upkeep.InJobs = False,
-    nodes: upkeep.TestNodes = False,
-    nodelist: upkeep.TestedNodes = None,
+    submit: InJobs = False,
+    nodes: TestNodes = False,
+    nodelist: TestedNodes = None,
     engine: common.Engine = None,
     cluster: common.Cluster = None,
     partition: common.Partition = None,
@@ -36,8 +83,7 @@ def doctor(
     Exit status: 0 all is well, or there are only warnings; 1 something fails, and runs would too;
     with `--nodes`, a node is bad or suspect, or none could be tested.
     """
-    from coordinate_eval.coordinator.cli.upkeep.doctor import examine_all
-    from coordinate_eval.coordinator.cli.upkeep.nodes import find_bad_nodes
+    from coordinate_eval.coordinator.cli.upkeep.doctor import examine_all, find_bad_nodes
 
     nodes = nodes or nodelist is not None
     if submit and nodes:
@@ -51,10 +97,10 @@ def doctor(
 
 
 def prune(
-    older_than: upkeep.OlderThan = None,
-    keep: upkeep.KeepNewest = None,
-    compact: upkeep.Compacting = False,
-    yes: upkeep.Sure = False,
+    older_than: OlderThan = None,
+    keep: KeepNewest = None,
+    compact: Compacting = False,
+    yes: Sure = False,
     settings_file: common.SettingsFile = None,
 ) -> None:
     """Remove or compact runs of yours in `runs_dir` that are complete, incomplete or cancelled.

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from coordinate_eval.clusters.protocol import Busy, Node
-from coordinate_eval.coordinator.incidents.avoided import Avoided
+from coordinate_eval.coordinator.incidents.bad_nodes import Avoided
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.plan import PlanNode
 from coordinate_eval.errors import UserError

@@ -16,11 +16,11 @@ from coordinate_eval.coordinator.inputs import judge
 from coordinate_eval.coordinator.inputs.checkpoints import clean_files
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.epochs import latest_epoch
 from coordinate_eval.coordinator.run.own import check_link, own, work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, Submitted, read_run_if_there, write_run
 from coordinate_eval.coordinator.run.starting import baselines
+from coordinate_eval.coordinator.run.supervision import latest_epoch
 from coordinate_eval.errors import ForeignError, RecordError, RunExists, UserError
 from coordinate_eval.records import Checkpoint, Record, Suite
 

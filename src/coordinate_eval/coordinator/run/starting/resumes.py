@@ -7,9 +7,9 @@ from pydantic import Field
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.work import all_portions
-from coordinate_eval.coordinator.run.epochs import latest_epoch
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
+from coordinate_eval.coordinator.run.supervision import latest_epoch
 from coordinate_eval.errors import RecordError
 from coordinate_eval.records import Record
 

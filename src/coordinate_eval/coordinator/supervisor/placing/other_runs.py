@@ -14,8 +14,7 @@ from pathlib import Path
 
 from coordinate_eval import _files, _owner
 from coordinate_eval.clusters.protocol import Busy, Cluster, Job, Node, State
-from coordinate_eval.coordinator.incidents.avoided import read_avoided
-from coordinate_eval.coordinator.incidents.bad_nodes import suspected_nodes
+from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided, suspected_nodes
 from coordinate_eval.coordinator.planning.places.asked_nodes import without_avoided
 from coordinate_eval.coordinator.planning.plan import NodeCapacity
 from coordinate_eval.coordinator.run import jobs

@@ -1,7 +1,6 @@
 """The inputs and outcomes of decisions: facts and actions.
 
-Every action may be carried out twice without harm.
-"""
+Every action may be carried out twice without harm."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

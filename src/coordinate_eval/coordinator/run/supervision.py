@@ -1,0 +1,120 @@
+"""Who supervises a run: epochs, the jobs of supervisors that wait or are held, and their names."""
+
+import os
+import time
+from collections.abc import Iterable
+
+from pydantic import Field
+
+from coordinate_eval import _files
+from coordinate_eval.clusters.protocol import TASK_VARIABLE, Cluster, Hold, State, TaskStatus
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.errors import ClusterError
+from coordinate_eval.records import Record
+
+
+class Epoch(Record):
+    """`supervisor/<epoch>.json`: a process that became the supervisor."""
+
+    epoch: int
+    host: str
+    pid: int
+    time: float
+    token: str
+    task: str = Field(default="", description="of the scheduler; empty in a terminal")
+
+
+def latest_epoch(run_dir: RunDir) -> int:
+    """Return the highest epoch so far; 0 before the first supervisor."""
+    stems = (name.removesuffix(".json") for name in _files.names(run_dir.supervisors_folder))
+    return max((int(stem) for stem in stems if stem.isdigit()), default=0)
+
+
+def take_over(run_dir: RunDir) -> int:
+    """Become the supervisor. Return the new epoch."""
+    while True:
+        epoch = latest_epoch(run_dir) + 1
+        entry = Epoch(
+            epoch=epoch,
+            host=os.uname().nodename,
+            pid=os.getpid(),
+            time=time.time(),
+            token=_files.token(),
+            task=os.environ.get(TASK_VARIABLE, ""),
+        )
+        if _files.create(run_dir.supervisor(epoch), entry.model_dump_json()):
+            return epoch
+
+
+def held_in_words(task: TaskStatus) -> str:
+    """Return that a job is held, or what else keeps it, and what its user does about it."""
+    if not task.held:
+        return f"job {task.job_id}: {task.means} ({task.reason}): {task.cure}"
+    said = f"job {task.job_id} is held {task.held} ({task.reason})"
+    if task.held is Hold.ADMIN:
+        return f"{said}: ask the administrators to release it"
+    return f"{said}: `scontrol release {task.job_id}` lets it start"
+
+
+def all_in_words(tasks: Iterable[TaskStatus]) -> list[str]:
+    """Return a line for each job that is held, or for which a person can do something."""
+    return [
+        held_in_words(task) for task in {t.job_id: t for t in tasks if t.held or t.cure}.values()
+    ]
+
+
+def supervisors(run: Run, tasks: Iterable[TaskStatus]) -> list[TaskStatus]:
+    """Return the jobs of supervisors that run or wait, those that are held last.
+
+    One that is held because its launch failed counts as lost: nobody wants that, or ends it.
+    """
+    found = [task for task in _alive(run, tasks) if task.held is not Hold.LAUNCH]
+    return sorted(found, key=lambda task: task.held != Hold.NONE)
+
+
+def held_supervisor(run: Run, tasks: Iterable[TaskStatus]) -> TaskStatus | None:
+    """Return the supervisor that somebody holds, unless the run has another one."""
+    first = next(iter(supervisors(run, tasks)), None)
+    return first if first is not None and first.held else None
+
+
+def unlaunched_supervisors(run: Run, tasks: Iterable[TaskStatus]) -> list[str]:
+    """Return the jobs of supervisors that are held because their launch failed."""
+    return [task.job_id for task in _alive(run, tasks) if task.held is Hold.LAUNCH]
+
+
+def _alive(run: Run, tasks: Iterable[TaskStatus]) -> list[TaskStatus]:
+    return [t for t in tasks if t.state is not State.ENDED and jobs.is_supervisor(run, t.name)]
+
+
+CURE = (
+    f"have the administrators exempt job names that begin with {jobs.PREFIX!r} from the job_submit "
+    "plugin that changes them"
+)
+"""What to do about it."""
+
+
+def name_of(cluster: Cluster, task: str) -> str | None:
+    """Return the name by which a scheduler knows a job; None if it does not say.
+
+    Args:
+        cluster: the scheduler, which is asked for all jobs of the user.
+        task: an id of the job or of its task.
+    """
+    try:
+        return next((each.name for each in cluster.poll("") if task in each.ids), None)
+    except ClusterError:
+        return None
+
+
+def why_no_job_is_found(run: Run, cluster: Cluster, task: str) -> str:
+    """Return why the supervisor in this task would find no job of its run; empty if it would."""
+    name = name_of(cluster, task) if task else None
+    if name is None or jobs.supervised_run(name) == jobs.prefix(run):
+        return ""
+    return (
+        f"the scheduler knows job {task}, the supervisor, as {name!r}, which is not the name that "
+        f"it was submitted with, and jobs are found by their names: {CURE}, then resume the run"
+    )

@@ -1,0 +1,347 @@
+"""Decisions on rounds: each of their nodes, lost trials, and what follows when all have ended."""
+
+from collections.abc import Iterator, Sequence
+
+from coordinate_eval.clusters.protocol import State
+from coordinate_eval.coordinator.incidents.incident import (
+    Incident,
+    batch_of_round,
+    last_known,
+    of_engines,
+)
+from coordinate_eval.coordinator.incidents.remedies import OPINIONS, Recurring, recurring
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers, is_pullers
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, Run
+from coordinate_eval.coordinator.supervisor.decide_jobs import (
+    MAX_IDLE_ARRAYS,
+    all_die,
+    cancel,
+    cancel_late,
+    is_hopeful,
+    last_cause,
+)
+from coordinate_eval.coordinator.supervisor.values import (
+    Action,
+    Facts,
+    Finish,
+    MakePlan,
+    NewRound,
+    NodeKey,
+    Release,
+    Submit,
+)
+from coordinate_eval.records import Span
+
+POLLS_PER_REPLACEMENT = 6
+"""Polls between a round and one that replaces trials, doubled for each that answered nothing."""
+
+
+def replace_lost(run: Run, facts: Facts) -> list[Action]:
+    """Start a round beside those that go on, for as many trials as are missing and pay."""
+    pause = POLLS_PER_REPLACEMENT * run.settings.supervisor.poll_seconds
+    pause *= 2.0 ** min(facts.fruitless_rounds, 32)
+    if facts.now - facts.asked < pause:
+        return []
+    missing = missing_trials(run, facts)
+    return [NewRound(missing)] if missing > 0 else []
+
+
+def missing_trials(run: Run, facts: Facts) -> int:
+    """Return how many trials are missing of those that the plan has and the work left pays for.
+
+    There is none before the first response: what ended some trials may end all others.
+    """
+    if facts.pace is None:
+        return 0
+    running, coming = count_trials(run, facts)
+    claimable = facts.claimable["outputs"]
+    wanted = min(facts.most_trials, _paying_trials(run, facts, running))
+    return max(0, min(wanted - running - coming, len(claimable) - coming))
+
+
+def pays_no_more(run: Run, facts: Facts) -> bool:
+    """Return whether the trials that answer will have claimed everything when another is ready."""
+    running, _ = count_trials(run, facts)
+    claimable = seconds_of(run, facts, facts.claimable["outputs"])
+    return facts.pace is not None and running > 0 and claimable <= running * facts.ready_seconds
+
+
+def count_trials(run: Run, facts: Facts) -> tuple[int, int]:
+    """Return how many trials run, and how many are to come: pending ones, or not submitted yet."""
+    found = list(_by_node(run, facts))
+    return sum(running for _, running, _ in found), sum(coming for _, _, coming in found)
+
+
+def held_nodes(run: Run, facts: Facts) -> set[str]:
+    """Return the nodes of these trials."""
+    return {name for name, running, coming in _by_node(run, facts) if running or coming}
+
+
+def _by_node(run: Run, facts: Facts) -> Iterator[tuple[str, int, int]]:
+    """Yield each node of each round, how many of its trials run, and how many are to come."""
+    for round_ in facts.rounds:
+        for node in round_.nodes:
+            name = jobs.trials_name(run, round_.number, node.name)
+            if name not in facts.submitted:
+                released = (round_.number, node.name) in facts.released
+                yield node.name, 0, 0 if released else node.trials
+                continue
+            of_task = node.trials if facts.is_whole(run, name) else 1
+            states = [task.state for task in facts.alive(name)]
+            waiting = states.count(State.PENDING)
+            yield node.name, of_task * states.count(State.RUNNING), of_task * waiting
+
+
+def seconds_of(run: Run, facts: Facts, spans: Sequence[Span]) -> float:
+    """Return the GPU seconds of these shards: as predicted, times the pace of what is done."""
+    among = set(spans)
+    pace = 1.0 if facts.pace is None else facts.pace
+    return pace * sum(shard.gpu_seconds for shard in run.shards if shard.span in among)
+
+
+def _paying_trials(run: Run, facts: Facts, running: int) -> int:
+    """Return how many trials answer as long as they take to be ready, those that run included."""
+    claimable = seconds_of(run, facts, facts.claimable["outputs"])
+    left_then = claimable - running * facts.ready_seconds
+    return int(left_then / max(1.0, facts.ready_seconds))
+
+
+def for_node(
+    run: Run, run_dir: RunDir, facts: Facts, round_: Round, node: RoundNode
+) -> list[Action]:
+    """Decide for one node of a round: keeper, then trials, then release."""
+    keeper = jobs.keeper_name(run, round_.number, node.name)
+    trials = jobs.trials_name(run, round_.number, node.name)
+    key = round_.number, node.name
+    if trials in facts.submitted:
+        return [*_late_keeper(run, facts, keeper, trials), *_trials(run, facts, key, trials)]
+    if key in facts.released:
+        return []
+    if not facts.unpublished or _waits_in_vain(run, facts, key):
+        return _release(facts, key)
+    if node.anywhere:
+        return [Submit(jobs.trials_job(run, run_dir, round_, node))]
+    if run.exclusive or (facts.job_limit and keeper not in facts.submitted):
+        return [Submit(jobs.node_job(run, run_dir, round_, node))]
+    if keeper not in facts.submitted:
+        both: list[Action] = [Submit(jobs.keeper_job(run, run_dir, round_, node))]
+        if _nearly_staged(run, facts, key):
+            both.append(Submit(jobs.trials_job(run, run_dir, round_, node), beside=keeper))
+        return both
+    if facts.submitted[keeper].refusal:
+        # No job without GPUs is taken there: the keeper goes into the job of the trials.
+        return [Submit(jobs.node_job(run, run_dir, round_, node))]
+    if facts.ended(keeper):
+        stage = facts.stages.get(key)
+        if stage is None or stage.state not in ("copying", "ready"):
+            return _release(facts, key)
+        # The keeper was killed. Trials finish its copy themselves, and remove it at the end.
+        return [Submit(jobs.trials_job(run, run_dir, round_, node))]
+    if _nearly_staged(run, facts, key):
+        return [Submit(jobs.trials_job(run, run_dir, round_, node))]
+    return cancel_late(run, facts, keeper)
+
+
+def is_over(run: Run, facts: Facts, round_: Round, node: RoundNode) -> bool:
+    """Return whether a node has done its part in this round."""
+    trials = jobs.trials_name(run, round_.number, node.name)
+    if trials in facts.submitted:
+        return facts.ended(trials)
+    return (round_.number, node.name) in facts.released or not facts.unpublished
+
+
+def _late_keeper(run: Run, facts: Facts, keeper: str, trials: str) -> list[Action]:
+    """Cancel a keeper that does not start in time, or whose trials have ended before it began."""
+    if keeper not in facts.submitted:  # it is in the job of its trials
+        return []
+    pending = [t for t in facts.alive(keeper) if t.state is State.PENDING]
+    if facts.ended(trials):
+        return cancel(run, facts, pending, "its trials have ended")
+    return cancel_late(run, facts, keeper)
+
+
+def _trials(run: Run, facts: Facts, key: NodeKey, trials: str) -> list[Action]:
+    if facts.ended(trials):
+        return _release(facts, key)
+    if not facts.unpublished:
+        pending = [t for t in facts.alive(trials) if t.state is State.PENDING]
+        return cancel(run, facts, pending, "no shard is left")
+    if facts.now - facts.submitted[trials].time > facts.ready_seconds and pays_no_more(run, facts):
+        pending = [t for t in facts.alive(trials) if t.state is State.PENDING]
+        return cancel(
+            run, facts, pending, "those that run will have begun all shards before it starts"
+        )
+    # No other node is free sooner than this machine.
+    here = facts.cores is not None
+    return cancel_late(run, facts, trials, patient=here or key[1] == ANY_NODE)
+
+
+def _nearly_staged(run: Run, facts: Facts, key: NodeKey) -> bool:
+    """Return whether the rest of the copy takes no longer than an engine's start.
+
+    Where nothing is copied yet, this is as predicted: trials wait in the queue with the keeper.
+    """
+    stage = facts.stages.get(key)
+    if stage is not None and stage.state != "copying":
+        return stage.state == "ready"
+    left = run.copy_seconds
+    if stage is not None and stage.done_bytes > 0 and stage.updated > stage.started:
+        seconds_per_byte = (stage.updated - stage.started) / stage.done_bytes
+        left = (stage.total_bytes - stage.done_bytes) * seconds_per_byte
+    return left is not None and left <= run.engine_start_seconds
+
+
+def _waits_in_vain(run: Run, facts: Facts, key: NodeKey) -> bool:
+    """Return whether a keeper has held the weights for `patience_seconds` without any trials.
+
+    That is where the scheduler takes none now. Others may need the memory.
+    """
+    stage = facts.stages.get(key)
+    if stage is None or stage.state != "ready" or stage.ready is None:
+        return False
+    return facts.now - stage.ready > run.settings.supervisor.patience_seconds
+
+
+def _release(facts: Facts, key: NodeKey) -> list[Action]:
+    return [] if key in facts.released else [Release(*key)]
+
+
+MAX_IDLE_ROUNDS = 3
+"""Rounds in a row without any response after which the run is given up."""
+
+ROUND_PAUSE_SECONDS = 10.0
+"""Wait between rounds without any response, times their number: the cause may pass."""
+
+
+LONGEST_PAUSE_SECONDS = 1800.0
+"""From one round to the next, at most, while nothing of ours is at fault: the pause doubles."""
+
+
+def before_plan(run: Run, facts: Facts) -> list[Action]:
+    """Wait until all requests are built, then plan or say which cannot be.
+
+    A run that is not strict is planned without these, if there are others.
+    """
+    if not facts.unbuilt:
+        others = len(facts.unbuildable) < len(run.suite.datasets)
+        if not facts.unbuildable or (others and not run.strict):
+            return [MakePlan()]
+        names = ", ".join(facts.unbuildable)
+        return [Finish(f"the requests of {names} cannot be built")]  # their errors say why
+    if why := all_die(run, facts, Pullers.BUILD):
+        return [Finish(why)]
+    building = any(ledger == "requests" for ledger, _ in facts.open_claims) or any(
+        is_pullers(run, task.name, Pullers.BUILD) and task.state is not State.ENDED
+        for task in facts.tasks
+    )
+    idle = facts.idle_arrays[Pullers.BUILD]
+    if building or (facts.claimable["requests"] and idle < MAX_IDLE_ARRAYS):
+        return []
+    if facts.claimable["requests"]:
+        said = f"{idle} arrays of build jobs in a row built nothing"
+        return [Finish(said + last_cause(facts, Pullers.BUILD))]
+    said = f"{MAX_DEATHS} build jobs died at each dataset that is left"
+    return [Finish(said + last_cause(facts, Pullers.BUILD))]
+
+
+def next_round(run: Run, facts: Facts) -> list[Action]:
+    """Start the next round after a pause, or give up where another one would not help."""
+    found = last_round_recurs(facts)
+    why = _why(found) if found else ""
+    if found and (not found.elsewhere or facts.idle_rounds >= MAX_IDLE_ROUNDS):
+        return [Finish(why)]
+    if facts.idle_rounds >= MAX_IDLE_ROUNDS:
+        said = f"{facts.idle_rounds} rounds in a row produced no response"
+        last = last_known([*of_engines(facts.incidents), *_latest(facts)])
+        known = f"; the last job of which the cause is known died of {last}" if last else ""
+        return [Finish(said + known)]
+    if not facts.claimable["outputs"] and not any(
+        ledger == "outputs" for ledger, _ in facts.open_claims
+    ):
+        return waiting_for_scores(run, facts, "trials died on each shard that is left")
+    pause = 0.0 if found else ROUND_PAUSE_SECONDS * facts.idle_rounds
+    if facts.waits:
+        doubled = ROUND_PAUSE_SECONDS * 2 ** min(facts.waits, 16)
+        pause = max(pause, min(LONGEST_PAUSE_SECONDS, doubled))
+    if not facts.claimable["outputs"] or facts.now - facts.asked < pause:
+        return []
+    # What lost trials held is claimable at the next poll.
+    held = sum(ledger == "outputs" for ledger, _ in facts.open_claims)
+    left = len(facts.claimable["outputs"]) + held
+    return [NewRound(min(facts.most_trials or left, left), why)]
+
+
+def ends_early(run: Run, facts: Facts) -> bool:
+    """Return whether nothing has to be waited for, though jobs are left of the last round.
+
+    Two nodes have shown what would happen, and no job runs that could show something else.
+    """
+    nodes = {incident.node for incident in _latest(facts)}
+    copying = any(
+        jobs.is_keeper(run, task.name) and task.state is State.RUNNING and task.node not in nodes
+        for task in facts.tasks
+    )
+    idle = not copying and not facts.running_trials(run)
+    return len(nodes) >= OPINIONS and idle and last_round_recurs(facts) is not None
+
+
+def last_round_recurs(facts: Facts) -> Recurring | None:
+    """Return why another round would fail like the last one; None if it may not.
+
+    A trial that has ever answered proves that everything is right that all trials share.
+    """
+    latest = _latest(facts)
+    if facts.answered or facts.last is None:
+        return None
+    dead = {incident.job for incident in latest}
+    if any(trial.trial not in dead for trial in facts.last[1]):
+        return None
+    return recurring(latest, of_engines(facts.incidents))
+
+
+def _why(found: Recurring) -> str:
+    """Return why a run ends, in words for a person."""
+    said = f"every {found.last.kind} of a round failed with the same error"
+    words = f": {found.last.words}" if found.last.stops else ""
+    return f"{said}; another round would fail too{words}"
+
+
+def _latest(facts: Facts) -> Sequence[Incident]:
+    """Return the incidents of the last round: of its trials, and of keepers that none followed."""
+    if facts.last is None:
+        return []
+    round_, trials = facts.last
+    tried = {trial.node for trial in trials}
+    return [
+        each
+        for each in of_engines(facts.incidents)
+        if each.batch == batch_of_round(round_.number)
+        and (each.kind == "trial" or each.node not in tried)
+    ]
+
+
+def waiting_for_scores(
+    run: Run, facts: Facts, otherwise: str = "the datasets that are left cannot be scored"
+) -> list[Action]:
+    """Wait for answers and scores, which are all that can still come, or give up.
+
+    `otherwise` is why nothing else comes.
+    """
+    stuck = [kind for kind in Pullers if facts.waiting_for(run, kind)]
+    hopeful = any(is_hopeful(run, facts, kind) for kind in stuck)
+    # What the judge said last may be of the job before the one that is there.
+    asking = any(
+        is_pullers(run, task.name, Pullers.JUDGE) and task.state is not State.ENDED
+        for task in facts.tasks
+    )
+    if facts.open_claims or hopeful or (asking and Pullers.JUDGE in stuck):
+        return []
+    if Pullers.JUDGE in stuck and facts.judge is not None and facts.judge.said:
+        return [Finish(f"questions wait for their judge: {facts.judge.said}")]
+    for kind in stuck:
+        said = f"{facts.idle_arrays[kind]} arrays of {kind} jobs in a row did nothing"
+        return [Finish(all_die(run, facts, kind) or said + last_cause(facts, kind))]
+    return [Finish(otherwise + last_cause(facts, Pullers.SCORE))]

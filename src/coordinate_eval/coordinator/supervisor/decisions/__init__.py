@@ -1,1 +1,0 @@
-"""The supervisor's decisions, one idea a module, from facts to actions."""
