@@ -19,6 +19,7 @@ from coordinate_eval.records import (
     Dataset,
     DatasetRequests,
     DatasetResults,
+    ItemScores,
     Question,
     Request,
     Response,
@@ -65,6 +66,10 @@ class Evaluator(Protocol):
         Raises:
             RecordError: a response is missing, or answers another prompt than the one asked.
         """
+        ...
+
+    def item_scores(self) -> list[ItemScores]:
+        """Return the scores of each item of the dataset that was finished last."""
         ...
 
     def finish_part(

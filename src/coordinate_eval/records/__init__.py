@@ -1,7 +1,7 @@
 """The records that travel between processes.
 
 In the order in which a run makes them: `inputs`, `requests`, `shards`, `responses`, `questions`,
-`results`. Everyone imports them from here.
+`results`, `item_scores`. Everyone imports them from here.
 
 They are written as JSON and never pickled. A file that holds one record carries its `schema`.
 Readers ignore fields that they do not know, so that fields can be added. A JSON-lines file holds
@@ -22,6 +22,7 @@ from coordinate_eval.records.inputs import (
     Rubric,
     Suite,
 )
+from coordinate_eval.records.item_scores import DatasetItems, ItemScores
 from coordinate_eval.records.prompt_tokens import (
     CACHE_BLOCK,
     computed_before,
@@ -51,11 +52,13 @@ __all__ = [
     "Checkpoint",
     "CheckpointFormat",
     "Dataset",
+    "DatasetItems",
     "DatasetRequests",
     "DatasetResults",
     "EngineSettings",
     "FileName",
     "ItemRequests",
+    "ItemScores",
     "Key",
     "Message",
     "ModelCosts",

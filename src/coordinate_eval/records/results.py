@@ -6,6 +6,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict  # pydantic takes that of `typing` from Python 3.12 on
 
 from coordinate_eval.records.base import Record
+from coordinate_eval.records.item_scores import ItemScores
 from coordinate_eval.records.requests import OwnAnswers
 
 
@@ -67,3 +68,6 @@ class DatasetResults(Record):
     )
     outputs: Outputs | None = Field(default=None, description="of a dataset that generates")
     judge: Judge = Field(default=Judge(), description="of a judged dataset")
+    item_scores: list[ItemScores] = Field(
+        default=[], exclude=True, description="in a file of their own, `items/<dataset>.json`"
+    )

@@ -255,6 +255,10 @@ class RunDir:
         """Return the text that says why a dataset could not be scored."""
         return self.results_folder / f"{dataset}.error"
 
+    def items(self, dataset: str) -> Path:
+        """Return the file of `DatasetItems`."""
+        return self.root / "items" / f"{dataset}.json"
+
     @property
     def estimates_folder(self) -> Path:
         """Return the folder of `estimate`."""

@@ -46,6 +46,7 @@ from coordinate_eval.evaluators.confined.run_files import AnswerFiles, ResponseF
 from coordinate_eval.evaluators.harness.tasks.task_names import kept_file
 from coordinate_eval.records import (
     Dataset,
+    DatasetItems,
     DatasetRequests,
     Question,
     Shard,
@@ -173,6 +174,9 @@ class ScoringJob(Puller):
         results = _ask(lambda: self._evaluator.finish(dataset, responses, answers))
         if (index := self._indexes.get(dataset.name)) is not None:
             append_scoring(self._dir.scorings(dataset.name), results.cpu_seconds, index)
+        if results.item_scores:
+            scored = DatasetItems(dataset=dataset.name, tables=results.item_scores)
+            _files.create(self._dir.items(dataset.name), scored.model_dump_json(by_alias=True))
         # Another job that was taken for dead may have been first.
         text = results.model_dump_json(by_alias=True, indent=1)
         _files.create(self._dir.dataset_results(dataset.name), text)

@@ -203,6 +203,8 @@ def _call(
         if command.work is Work.VERDICTS:
             return Reply(number=number, verdicts=[each.verdict() for each in noted])
         return Reply(number=number, samples=[noted[n].logged() for n in command.positions])
+    if command.work is Work.ITEM_SCORES:
+        return Reply(number=number, item_scores=evaluator.item_scores())
     finish = evaluator.finish if command.work is Work.FINISH else evaluator.finish_part
     return Reply(number=number, results=finish(dataset, responses, answers))
 

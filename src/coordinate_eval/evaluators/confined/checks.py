@@ -10,7 +10,15 @@ from coordinate_eval.evaluators.confined.messages import (
     LoggedVerdict,
     disturbed,
 )
-from coordinate_eval.records import Dataset, DatasetResults, Message, Question, Record, Rubric
+from coordinate_eval.records import (
+    Dataset,
+    DatasetResults,
+    ItemScores,
+    Message,
+    Question,
+    Record,
+    Rubric,
+)
 
 MOST_TIMEOUT_SECONDS = 3600.0
 """Longest time that a question may ask for one program."""
@@ -37,6 +45,21 @@ def check_names(results: DatasetResults, names: set[str], dataset: Dataset) -> N
         foreign.insert(0, results.dataset)
     if foreign:
         raise disturbed(dataset, f"its process gave scores of {foreign[0][:100]!r}")
+
+
+def check_item_scores(
+    tables: list[ItemScores], names: set[str], items: int, dataset: Dataset
+) -> None:
+    """Check that scores of items concern nothing but the tasks and items of the dataset.
+
+    Raises:
+        RecordError: scores name something else.
+    """
+    for table in tables:
+        if table.task not in names:
+            raise disturbed(dataset, f"its process told of {table.task[:100]!r}")
+        if table.items and not (table.items[0] >= 0 and table.items[-1] < items):
+            raise disturbed(dataset, "its process gave scores of items that it does not have")
 
 
 def check_questions(questions: list[Question], dataset: Dataset, judge: str) -> None:

@@ -18,6 +18,7 @@ from typing import BinaryIO
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.evaluators.confined import view
 from coordinate_eval.evaluators.confined.checks import (
+    check_item_scores,
     check_names,
     check_questions,
     check_samples,
@@ -154,22 +155,19 @@ class ConfinedEvaluator:
             ProcessEnded: the process ended before it replied.
             OSError: a file of the run cannot be read now, or no process can be started.
         """
-        return self._scores(Work.FINISH, dataset, responses, answers)
+        with self._loaded(dataset, responses, answers) as loaded:
+            results = _scores(Work.FINISH, loaded)
+            tables = loaded.ask(Work.ITEM_SCORES).item_scores
+            check_item_scores(tables, loaded.names, results.items, dataset)
+        noted = {"item_scores": tables, "cpu_seconds": loaded.cpu_seconds}
+        return results.model_copy(update=noted)
 
     def finish_part(
         self, dataset: Dataset, responses: ResponseFiles, answers: AnswerFiles
     ) -> DatasetResults:
         """Score some items as if the dataset had no others. Raises as `finish` does."""
-        return self._scores(Work.FINISH_PART, dataset, responses, answers)
-
-    def _scores(
-        self, work: Work, dataset: Dataset, responses: ResponseFiles, answers: AnswerFiles
-    ) -> DatasetResults:
         with self._loaded(dataset, responses, answers) as loaded:
-            results = loaded.ask(work).results
-            if results is None:
-                raise RecordError(f"dataset {dataset.name!r}: its process gave no scores")
-            check_names(results, loaded.names, dataset)
+            results = _scores(Work.FINISH_PART, loaded)
         return results.model_copy(update={"cpu_seconds": loaded.cpu_seconds})
 
     @contextmanager
@@ -243,6 +241,14 @@ class ConfinedEvaluator:
             *self._caches.written.values(),
         ]
         return View(read=view.showable(read), memory_bytes=TMP_BYTES)
+
+
+def _scores(work: Work, loaded: _Loaded) -> DatasetResults:
+    results = loaded.ask(work).results
+    if results is None:
+        raise RecordError(f"dataset {loaded.dataset.name!r}: its process gave no scores")
+    check_names(results, loaded.names, loaded.dataset)
+    return results
 
 
 def find_level(allow_unsafe: bool) -> tuple[Level | None, str]:

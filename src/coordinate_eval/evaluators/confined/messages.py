@@ -17,6 +17,7 @@ from coordinate_eval.records import (
     Dataset,
     DatasetRequests,
     DatasetResults,
+    ItemScores,
     Question,
     Record,
 )
@@ -25,8 +26,8 @@ MOST_REPLY_BYTES = 4 << 20
 """Longest reply: the scores of a group of a thousand tasks take a tenth of it."""
 
 MOST_LONG_REPLY_BYTES = 256 << 20
-"""Longest reply with questions, or with the offsets of what was built: thirty thousand programs of
-some kilobytes each."""
+"""Longest reply with questions, with the offsets of what was built, or with the scores of items:
+thirty thousand programs of some kilobytes each."""
 
 MOST_QUESTIONS = 200_000
 """Most questions of one reply. As records, small ones take thirty times the bytes that say them."""
@@ -71,6 +72,7 @@ class Work(StrEnum):
     QUESTIONS = "questions"
     FINISH = "finish"
     FINISH_PART = "finish_part"
+    ITEM_SCORES = "item_scores"
     VERDICTS = "verdicts"
     SAMPLES = "samples"
 
@@ -132,7 +134,13 @@ class Asked(Outcome):
     questions: Annotated[list[Question], FailFast()] = Field(default=[], max_length=MOST_QUESTIONS)
 
 
-class Reply(Asked, Seen):
+class Scored(Outcome):
+    """Fields of a reply to a command for the scores of items."""
+
+    item_scores: Annotated[list[ItemScores], FailFast()] = Field(default=[])
+
+
+class Reply(Asked, Seen, Scored):
     """The method's return value, or the error that it raised."""
 
     names: Annotated[list[str], FailFast()] = Field(
@@ -162,6 +170,8 @@ def read_reply(line: bytes, command: Command) -> Reply:
         # Of a long line, whatever else it has is not looked at.
         if command.work is Work.QUESTIONS:
             reply = Reply.model_construct(**dict(Asked.model_validate_json(line)))
+        elif command.work is Work.ITEM_SCORES:
+            reply = Reply.model_construct(**dict(Scored.model_validate_json(line)))
         elif command.work in (Work.VERDICTS, Work.SAMPLES):
             reply = Reply.model_construct(**dict(Seen.model_validate_json(line)))
         else:

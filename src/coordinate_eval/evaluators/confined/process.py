@@ -30,7 +30,7 @@ from coordinate_eval.evaluators.sandbox.memory import OverMemory, Watch, members
 MOST_PROCESSES = 128
 """Most processes at once. What many more have in memory takes the kernel minutes to give back."""
 
-_LONG = (Work.QUESTIONS, Work.BUILD, Work.VERDICTS, Work.SAMPLES)
+_LONG = (Work.QUESTIONS, Work.BUILD, Work.ITEM_SCORES, Work.VERDICTS, Work.SAMPLES)
 """Work with long replies."""
 
 LOOK_SECONDS = 0.2

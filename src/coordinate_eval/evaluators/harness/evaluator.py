@@ -33,6 +33,7 @@ from coordinate_eval.evaluators.harness.answered_dataset import (
 )
 from coordinate_eval.evaluators.harness.built_dataset import BuiltDataset
 from coordinate_eval.evaluators.harness.code_eval import AnswerBook, Collector, answered_by
+from coordinate_eval.evaluators.harness.item_scores import ItemBook
 from coordinate_eval.evaluators.harness.kept_dataset import KeptDataset, key_of
 from coordinate_eval.evaluators.harness.outputs import (
     SEEN_DOCUMENTS,
@@ -68,6 +69,7 @@ from coordinate_eval.records import (
     Dataset,
     DatasetRequests,
     DatasetResults,
+    ItemScores,
     Question,
     Request,
     RequestKind,
@@ -130,6 +132,7 @@ class HarnessEvaluator:
         )
         self._scripts: dict[str, dict[str, list[str]]] = {}
         self._noted: dict[str, list[Noted]] = {}
+        self._item_scores: list[ItemScores] = []
 
     def build(self, dataset: Dataset, write: Callable[[Request], None]) -> DatasetRequests:
         """Call `write` with every request of the dataset, in item order.
@@ -258,7 +261,8 @@ class HarnessEvaluator:
                 generated_texts(answered), read.cut, self._scripts.get(key_of(dataset), {})
             )
             found.loaded.count_anew()
-            with answered_by(book), own_code(dataset):
+            tasks, items = found.loaded.tasks, ItemBook(answered)
+            with answered_by(book), own_code(dataset), items.noting(tasks):
                 evaluated = evaluate(
                     ReplayModel({id(ask.instance): given for ask, given in answered}),
                     found.loaded.table,
@@ -268,6 +272,8 @@ class HarnessEvaluator:
                 )
             _check_answered(dataset, book)
             judge = self._about_judge(dataset, found, answered)
+        names = result_names(dataset, top=found.loaded.top, names=tasks)
+        self._item_scores = items.tables(tasks, dict(zip(tasks, names, strict=True)))
         results = dataset_results(
             dataset, top=found.loaded.top, items=found.items, evaluated=evaluated
         )
@@ -281,6 +287,10 @@ class HarnessEvaluator:
             "outputs": outputs,
         }
         return results.model_copy(update=noted)
+
+    def item_scores(self) -> list[ItemScores]:
+        """Return the scores of each item of the dataset that was finished last."""
+        return self._item_scores
 
     def finish_part(
         self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 from lm_eval.utils import handle_non_serializable, sanitize_list
 
 from coordinate_eval.evaluators.confined.messages import LoggedSample, LoggedVerdict
 from coordinate_eval.evaluators.harness.code_eval import AnswerBook, Verdict
+from coordinate_eval.evaluators.harness.item_scores import number_of, wrapped
 from coordinate_eval.records import Answer, Question
 
 
@@ -26,7 +26,7 @@ class Noted(NamedTuple):
         """Return its scores."""
         metrics = {name: self.sample.get(name) for name in self.sample["metrics"]}
         numbers = {
-            name: number for name in metrics if (number := _number(metrics[name])) is not None
+            name: number for name in metrics if (number := number_of(metrics[name])) is not None
         }
         return LoggedVerdict(
             item=self.item,
@@ -71,16 +71,8 @@ class NotingBook(AnswerBook):
     @contextmanager
     def noting(self, tasks: Mapping[str, Any]) -> Iterator[None]:
         """Note in the block what is looked up while these tasks process each of their documents."""
-        before = {name: vars(task).get("process_results") for name, task in tasks.items()}
-        for name, task in tasks.items():
-            task.process_results = self._noted(task.process_results, name)
-        try:
+        with wrapped(tasks, self._noted):
             yield
-        finally:
-            for name, task in tasks.items():
-                del task.process_results
-                if before[name] is not None:
-                    task.process_results = before[name]
 
     def _noted(self, process: Callable[..., Any], task: str) -> Callable[..., Any]:
         of_documents = self._of_documents.setdefault(task, [])
@@ -110,13 +102,3 @@ class NotingBook(AnswerBook):
         for task, of_task in samples.items():
             for sample, words in zip(of_task, self._of_documents[task], strict=True):
                 yield Noted(items[task, sample["doc_id"]], names[task], sample, words)
-
-
-def _number(value: object) -> float | None:
-    """Return a metric's value of one document, None if it is no number.
-
-    A judge may have rated a document several times: it has the mean.
-    """
-    if isinstance(value, list) and value and all(isinstance(each, float) for each in value):
-        return sum(value) / len(value)
-    return float(value) if isinstance(value, bool | int | float | np.number | np.bool_) else None
