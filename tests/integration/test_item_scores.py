@@ -89,7 +89,9 @@ def test_translations_are_clusters_across_tasks_and_running_numbers_join_nothing
     german = [{"idx": n, "text": f"de {n}", "label": label} for n, label in enumerate(labels)]
     french = [{"idx": n, "text": f"fr {n}", "label": label} for n, label in enumerate(labels)]
     assert clusters_of({"de": german, "fr": french}) == {"de": [0, 1, 2, 3], "fr": [0, 1, 2, 3]}
-    other = [{**document, "label": 1 - document["label"]} for document in french]
+    other = [
+        {**document, "label": 1 - label} for document, label in zip(french, labels, strict=True)
+    ]
     assert clusters_of({"de": german, "fr": other}) == {}
     assert clusters_of({"de": german, "fr": french[:3]}) == {}
 
@@ -103,5 +105,5 @@ def test_a_table_whose_lists_differ_in_length_or_order_is_refused() -> None:
         {"metrics": {"acc": [1, 1]}, "items": [1, 1]},
         {"metrics": {"acc": [1, "NaN"]}},
     ):
-        with pytest.raises(ValueError, match="item|finite|number"):
+        with pytest.raises(ValueError, match=r"item|finite|number"):
             ItemScores.model_validate(given | wrong)
