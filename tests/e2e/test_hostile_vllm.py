@@ -7,8 +7,8 @@ from tests.hostile.checkpoints import HOSTILE
 from tests.hostile.processes import assert_read, read_by
 from tests.tiny import need
 
-HERE = ("tokenizer elsewhere", "own model", "nested map", "adapter", "drafts", "kernels")
-IN_CHILDREN = ("own model", "tokenizer map", "drafts")
+HERE = ("tokenizer elsewhere", "own model", "nested map", "adapter", "pickles", "kernels")
+IN_CHILDREN = ("tokenizer map", "drafts")
 """Fewer: each takes the start of two more processes."""
 
 

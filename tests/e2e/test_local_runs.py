@@ -91,12 +91,12 @@ def test_every_request_is_answered_once(finished: Path) -> None:
     assert results(finished)["items"] == {index["dataset"]: index["items"] for index in indices}
 
 
-@pytest.mark.parametrize("job", ["_trial", "_keep"])
-def test_a_killed_job_loses_nothing(user: Workspace, expected: dict[str, Any], job: str) -> None:
-    run, pause = user.folder / f"killed{job}", user.pause(f"killed{job}")
+def test_killed_jobs_lose_nothing(user: Workspace, expected: dict[str, Any]) -> None:
+    run, pause = user.folder / "killed", user.pause("killed")
     supervisor = user.start(*asked(user, run, pause.args), "--json")
     begun(run)
-    kill(processes(job, str(run))[:1])
+    for job in ("_trial", "_keep"):
+        kill(processes(job, str(run))[:1])
     pause.end()
     assert json.loads(ended(supervisor, 0))["results"] == expected
     nothing_is_left(user, run)
@@ -156,20 +156,6 @@ def test_two_who_ask_at_once_disturb_nothing(user: Workspace, expected: dict[str
         assert "Traceback" not in err
     user.call(*asked(user, run))
     assert scores(run) == expected
-    nothing_is_left(user, run)
-
-
-def test_an_engine_that_fails_is_told_of(user: Workspace) -> None:
-    run = user.folder / "failing"
-    failing = ("--engine-args", '{"fail_after": 0}')
-    done = user.call(*asked(user, run, failing), "--json", status=1)
-    found = json.loads(done.stdout)
-    assert found["complete"] is False
-    assert set(found["missing"]) == set(DATASETS)
-    for why in found["missing"].values():
-        assert "no responses" in why or "died on them" in why
-    assert any("simulated failure" in failure for failure in found["failures"])
-    assert "Traceback" not in done.stderr
     nothing_is_left(user, run)
 
 

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.skipif(
 
 DATASETS = ("tiny_choice", "tiny_code", "tiny_sums")
 ENGINES: dict[str, dict[str, object]] = {
-    "simulated": {},
     "transformers": {"dtype": "float32"},
     "vllm": {"dtype": "float32", "enforce_eager": True},
 }

@@ -53,25 +53,19 @@ def forget_answers(user: Workspace) -> None:
         shutil.rmtree(folder)
 
 
-def nothing_runs(run: Path) -> None:
-    """No process of the run or of its judge's server."""
+def nothing_is_left(user: Workspace, run: Path) -> None:
+    """No process of the run or of its judge's server, and nothing in the memory of the node."""
     until(
         lambda: not [pid for job in JOBS for pid in processes(job, str(run))], "an end of its jobs"
     )
-
-
-def nothing_is_left(user: Workspace, run: Path) -> None:
-    """No process either, and nothing in the memory of the node."""
-    nothing_runs(run)
     until(lambda: not list(user.memory.iterdir()), "an empty memory")
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_judge_is_interrupted_with_the_run_that_asks_and_goes_on_with_it(
-    user: Workspace, expected: dict[str, Any], how: signal.Signals
+    user: Workspace, expected: dict[str, Any]
 ) -> None:
     forget_answers(user)
-    run, pause = user.folder / f"judged {how.name}", user.pause(f"judged {how.name}")
+    run, pause = user.folder / "judged and interrupted", user.pause("judged")
     judged = judged_by(user, **pause.engine_args)
     # In a group of its own, all of which hears of Ctrl-C, as at a terminal.
     driver = subprocess.Popen(
@@ -90,30 +84,13 @@ def test_a_judge_is_interrupted_with_the_run_that_asks_and_goes_on_with_it(
         "answers of the judge",
     )
     before = published(run)
-    if how is signal.SIGINT:
-        os.killpg(driver.pid, how)
-    else:
-        driver.kill()
+    os.killpg(driver.pid, signal.SIGINT)
     _, err = driver.communicate(timeout=PATIENCE_SECONDS)
     assert "Traceback" not in err
-    if how is signal.SIGINT:
-        assert driver.returncode == 130, err
-        nothing_is_left(user, run)
-    nothing_runs(run)
+    assert driver.returncode == 130, err
+    nothing_is_left(user, run)
     pause.end()
     user.call("resume", run)
     assert scores(run) == expected
     assert set(before) <= set(published(run))
     nothing_is_left(user, run)
-
-
-def test_a_checkpoint_rates_the_responses_of_a_run_again(
-    user: Workspace, expected: dict[str, Any]
-) -> None:
-    forget_answers(user)
-    run = user.folder / "judged undisturbed"
-    user.call("rescore", run, "--only", "judged", status=0, **judged_by(user))
-    name = json.loads((run / "run.json").read_text())["id"]
-    again = user.folder / f"{name}-rescored-1"
-    assert scores(again) == {"judged": expected["judged"]}
-    nothing_is_left(user, again)

@@ -9,7 +9,6 @@ from unittest import mock
 
 import pytest
 from tests.cluster_contract import PROMISES, Trial
-from tests.own_judge import judged_suite, own_judge
 from tests.ray_servers import GPUS, TYPE, Servers
 from tests.runs import PATIENCE_SECONDS, Workspace, begun, kill, processes, scores, trials, until
 from tests.tiny import tiny_model
@@ -114,16 +113,6 @@ def test_a_run_goes_on_by_itself_on_all_nodes(
     assert scores(run) == expected
     nothing_runs(run)
     memory_is_empty(caller, servers)
-
-
-def test_a_checkpoint_judges_in_a_job_of_the_run(caller: Workspace) -> None:
-    run = caller.folder / "judged on nodes"
-    caller.call(
-        "run", tiny_model(), "--suite", judged_suite(caller), "--run-dir", run, status=0,
-        COORDINATE_EVAL_JUDGE_CHECKPOINT=str(own_judge(caller)),
-    )  # fmt: skip
-    assert set(scores(run)) == {"judged", "tiny_cloze"}
-    nothing_runs(run)
 
 
 def test_a_supervisor_is_started_again_and_a_run_cancelled(

@@ -82,13 +82,15 @@ def test_scores_anew_stand_beside_the_old_ones(
 def test_changed_prompts_are_refused(user: Workspace, tasks: Path, finished: Path) -> None:
     task = tasks / "own.yaml"
     written = task.read_text()
-    task.write_text(written.replace('doc_to_text: "q"', 'doc_to_text: "{{q}} again"'))
     before = _digest(finished)
-    found = _rescored(user, finished, "--only", "own,tiny_choice", status=1)
+    task.write_text(written.replace('doc_to_text: "q"', 'doc_to_text: "{{q}} again"'))
+    try:
+        found = _rescored(user, finished, "--only", "own,tiny_choice", status=1)
+    finally:
+        task.write_text(written)
     assert found["results"].keys() == {"tiny_choice"}
     assert "answers another prompt" in found["missing"]["own"]
     assert _digest(finished) == before
-    task.write_text(written)
 
 
 def test_a_run_without_responses_is_refused(user: Workspace, finished: Path) -> None:

@@ -75,3 +75,20 @@ def test_an_estimate_is_of_a_dry_run_without_a_plan(user: Workspace, tmp_path: P
         "run", tiny_model(), "--suite", wanted, "--plan", plan, "--estimate", "--dry-run", status=2
     )
     assert "leave out one of them" in both.stderr
+
+
+def test_an_estimate_builds_nothing(user: Workspace) -> None:
+    suite = user.folder / "catalogue.yaml"
+    suite.write_text("datasets: [{name: mmlu, task: mmlu}, {name: gsm8k, task: gsm8k}]\n")
+    cache = user.folder / "empty cache"
+    args = ("run", tiny_model(), "--suite", suite, "--dry-run", "--estimate")
+    plan = json.loads(user.call(*args, "--json", COORDINATE_EVAL_CACHE_DIR=str(cache)).stdout)
+    assert plan["estimated"] is True
+    assert {d["name"]: d["items"] for d in plan["datasets"]} == {"mmlu": 14042, "gsm8k": 1319}
+    assert not cache.exists()
+    assert "an estimate" in user.call(*args, COORDINATE_EVAL_CACHE_DIR=str(cache)).stdout
+    # It is not submitted as if it had been reviewed.
+    file = user.folder / "plan.json"
+    file.write_text(json.dumps(plan))
+    refused = user.call("run", "--suite", suite, "--plan", file, status=2)
+    assert "is an estimate" in refused.stderr

@@ -116,28 +116,6 @@ def test_two_watch_the_same_folder(workspace: Workspace) -> None:
     assert runs(workspace).count("step-1") == 1
 
 
-def test_the_latest_come_first_and_only_so_many(workspace: Workspace) -> None:
-    folder = saved(workspace.folder / "many", 70, 90, 800)
-    suite = workspace.suite("tiny_cloze")
-    args = ("watch", folder, "--once", "--quiet", "0", "--suite", suite, "--most", 2)
-    planned = json.loads(workspace.call(*args, "--dry-run", "--json").stdout)
-    assert [c["state"] for c in planned["checkpoints"]] == [
-        "to be evaluated", "to be evaluated", "waiting until fewer runs are alive",
-    ]  # fmt: skip
-    assert not {"step-70", "step-90", "step-800"} & set(runs(workspace))
-    workspace.call(*args)
-    assert {"step-800", "step-90"} <= set(runs(workspace))
-    assert "step-70" not in runs(workspace)
-    for name in ("step-800", "step-90"):
-        (run,) = (workspace.folder / "runs").glob(f"{name}-*")
-        assert results(run)["complete"]
-    workspace.call(*args)
-    assert "step-70" in runs(workspace)
-    (run,) = (workspace.folder / "runs").glob("step-70-*")
-    assert results(run)["complete"]
-    until(lambda: not queue(), "an empty queue")
-
-
 def of_a_login_shell(workspace: Workspace) -> dict[str, str]:
     """The environment of a user of Lmod, whose PATH has Slurm and nothing of this installation."""
     if not PROFILE_OF_LMOD.exists():
@@ -203,64 +181,3 @@ def test_the_line_for_cron_runs_as_it_is(workspace: Workspace) -> None:
     end = json.loads((run / "after_run.json").read_text())
     assert (end["problem"], end["exit_status"]) == ("", 0), end
     assert json.loads((run / "logs" / "after_run.log").read_text())["step"] == 5
-
-
-def test_a_missing_task_stops_no_other(workspace: Workspace) -> None:
-    """The run is incomplete and says so; the dataset gets a run when its task is there again."""
-    folder = saved(workspace.folder / "lacking", 1)
-    tasks = workspace.folder / "own tasks"
-    tasks.mkdir()
-    suite = workspace.folder / "lacking.yaml"
-    datasets = [
-        {"name": "tiny_cloze", "task": "tiny_cloze"},
-        {"name": "task_of_ours", "task": "task_of_ours"},
-    ]
-    content = {"include_path": [str(TASKS), str(tasks)], "datasets": datasets}
-    suite.write_text(json.dumps(content))
-    args = ("watch", folder, "--once", "--quiet", "0", "--suite", suite)
-    # Whoever asks for all or nothing gets nothing, and so does a person at a terminal.
-    for strict in ((*args, "--strict"), ("run", folder / "step-1", "--suite", suite, "--queue")):
-        refused = workspace.call(*strict, status=2)
-        assert "dataset 'task_of_ours': there is no task" in refused.stderr
-    before = set((workspace.folder / "runs").glob("step-1-*"))
-    said = workspace.call(*args).stderr
-    assert "dataset 'task_of_ours': there is no task" in said
-    assert "The run will be incomplete: 1 dataset of 2 can be evaluated" in said
-    (run,) = set((workspace.folder / "runs").glob("step-1-*")) - before
-    found = results(run)
-    assert not found["complete"]
-    assert set(found["missing"]) == {"task_of_ours"}
-    assert "there is no task" in json.dumps(found["failures"])
-    assert "tiny_cloze" in found["results"]
-    until(lambda: not queue(), "an empty queue")
-    status = workspace.call("status", run, status=1)
-    assert "task_of_ours" in status.stdout
-    assert "there is no task" in status.stdout
-    text = (TASKS / "tiny_cloze.yaml").read_text()
-    (tasks / "ours.yaml").write_text(text.replace("task: tiny_cloze", "task: task_of_ours"))
-    only = ("run", folder / "step-1", "--suite", suite, "--queue", "--only", "task_of_ours")
-    own = workspace.call(*only).stdout.strip()
-    assert results(Path(own))["complete"]
-    # What was planned without it stays so, and says so.
-    workspace.call("resume", run)
-    until(lambda: not queue(), "an empty queue")
-    assert not results(run)["complete"]
-    assert set(results(run)["missing"]) == {"task_of_ours"}
-    until(lambda: not queue(), "an empty queue")
-
-
-def test_an_estimate_builds_nothing(workspace: Workspace) -> None:
-    suite = workspace.folder / "catalogue.yaml"
-    suite.write_text("datasets: [{name: mmlu, task: mmlu}, {name: gsm8k, task: gsm8k}]\n")
-    cache = workspace.folder / "empty cache"
-    args = ("run", tiny_model(), "--suite", suite, "--dry-run", "--estimate")
-    plan = json.loads(workspace.call(*args, "--json", COORDINATE_EVAL_CACHE_DIR=str(cache)).stdout)
-    assert plan["estimated"] is True
-    assert {d["name"]: d["items"] for d in plan["datasets"]} == {"mmlu": 14042, "gsm8k": 1319}
-    assert not cache.exists()
-    assert "an estimate" in workspace.call(*args, COORDINATE_EVAL_CACHE_DIR=str(cache)).stdout
-    # It is not submitted as if it had been reviewed.
-    file = workspace.folder / "plan.json"
-    file.write_text(json.dumps(plan))
-    refused = workspace.call("run", "--suite", suite, "--plan", file, status=2)
-    assert "is an estimate" in refused.stderr

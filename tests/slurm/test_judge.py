@@ -130,11 +130,3 @@ def test_a_run_whose_judge_is_away_goes_on_with_one_that_has_moved(
         assert files_with(run, KEY) == []
         again = submit(user, suite, "http://127.0.0.1:9/v1", "rerun")
         assert scores(again) == expected, "what a judge has said is not asked again"
-
-
-def test_a_judge_that_refuses_costs_only_its_datasets(user: Workspace, suite: Path) -> None:
-    with Judge(rate, models=["another"], key=KEY) as server:
-        ended = results(submit(user, suite, server.url, "refused"))
-    assert "no model 'judge'" in ended["missing"]["tiny_talk"]
-    assert FOUR_TASKS[0] in ended["results"]
-    assert server.asked == []

@@ -26,18 +26,6 @@ def workspace(untyped: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> 
     return Workspace(tmp_path_factory.mktemp("user"))
 
 
-def test_gpus_without_a_type_get_the_one_that_is_set(workspace: Workspace) -> None:
-    suite = workspace.suite("tiny_choice")
-    plain = workspace.submit(suite, "--run-dir", workspace.folder / "plain")
-    named = workspace.submit(
-        suite, "--run-dir", workspace.folder / "named", "--gpu-type", "h100",
-        COORDINATE_EVAL_SLURM_GPU_TYPE="h100",
-    )  # fmt: skip
-    assert scores(plain) == scores(named)
-    assert gpu_types(plain) == {""}
-    assert gpu_types(named) == {"h100"}
-
-
 def gpu_types(run: Path) -> set[str]:
     """Return the GPU types of a run's plan and of its first round."""
     nodes = [
@@ -89,6 +77,7 @@ def test_a_run_is_on_the_nodes_of_its_reservation(workspace: Workspace, reservat
     nodes = json.loads((run / "rounds" / "0.json").read_text())["nodes"]
     # Slurm starts jobs there only with the reservation.
     assert [node["name"] for node in nodes] == ["node2"]
+    assert gpu_types(run) == {""}
     refused = workspace.call(
         "run", tiny_model(), "--suite", suite, "--reservation", "nights",
         "--run-dir", workspace.folder / "none", status=2,
@@ -109,7 +98,7 @@ def test_a_run_ends_before_a_maintenance(workspace: Workspace, maintenance: str)
     assert f"reservation {maintenance} (" in warned
 
 
-def test_a_run_keeps_to_the_time_limit_of_its_partition(
+def test_a_run_has_the_gpu_type_that_is_set_and_the_time_limit_of_its_partition(
     workspace: Workspace, untyped: DevCluster
 ) -> None:
     assert untyped
@@ -117,9 +106,11 @@ def test_a_run_keeps_to_the_time_limit_of_its_partition(
     subprocess.run(create, check=True, timeout=60)
     run = workspace.submit(
         workspace.suite("tiny_choice"),
-        "--partition", "short", "--run-dir", workspace.folder / "short",
+        "--partition", "short", "--run-dir", workspace.folder / "short", "--gpu-type", "h100",
+        COORDINATE_EVAL_SLURM_GPU_TYPE="h100",
     )  # fmt: skip
     assert scores(run)
+    assert gpu_types(run) == {"h100"}
     asked = [
         json.loads(path.read_text())["job"]["minutes"] for path in (run / "jobs").glob("*.json")
     ]

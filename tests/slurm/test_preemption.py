@@ -50,7 +50,7 @@ def run(
         yield run
 
 
-@pytest.mark.parametrize("run", ["cancel", "requeue"], indirect=True)
+@pytest.mark.parametrize("run", ["cancel"], indirect=True)
 def test_a_run_whose_gpus_are_taken_waits_for_them(
     run: Path, user: Workspace, expected: dict[str, Any]
 ) -> None:

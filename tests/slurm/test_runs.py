@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from tests.runs import (
     begun,
     kill,
     processes,
-    published,
     results,
     scores,
+    times_answered,
     until,
 )
 from tests.slurm.runs import FOUR_TASKS, SLOW, all_gone, pending, queue
@@ -42,6 +43,15 @@ def expected(workspace: Workspace) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    """Files that are made here, and by jobs that are submitted here, are open to all by default."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("no_umask")
 def test_four_nodes_share_a_suite(workspace: Workspace, expected: dict[str, Any]) -> None:
     pause = workspace.pause("four nodes")
     run = workspace.submit(
@@ -53,6 +63,7 @@ def test_four_nodes_share_a_suite(workspace: Workspace, expected: dict[str, Any]
     until(lambda: len(nodes_of_trials(run)) == 4, "a trial on each node", run)
     pause.end()
     assert scores(run) == expected
+    assert set(times_answered(run).values()) == {1}
     found = results(run)
     assert found["items"] == {"tiny_choice": 12, "tiny_cloze": 10, "tiny_code": 5, "tiny_sums": 11}
     # Each second of each GPU is somewhere.
@@ -69,24 +80,12 @@ def test_four_nodes_share_a_suite(workspace: Workspace, expected: dict[str, Any]
     all_gone(workspace)
     assert "What happened" in (run / "report.html").read_text()
     assert json.loads((run / "logs" / "after_run.log").read_text()) == found
+    assert [path for path in run.rglob("*") if path.stat().st_mode & 0o022] == []
 
 
 def nodes_of_trials(run: Path) -> set[str]:
     """Return the nodes on which trials of a run have begun."""
     return {json.loads(path.read_text())["node"] for path in (run / "trials").glob("*.json")}
-
-
-def test_others_can_write_nothing_whatever_the_umask(workspace: Workspace) -> None:
-    suite = workspace.suite("tiny_code")
-    before = os.umask(0)
-    try:
-        run = workspace.submit(suite, "--run-dir", workspace.folder / "open")
-    finally:
-        os.umask(before)
-    assert scores(run)
-    all_gone(workspace)
-    assert list((run / "logs").iterdir())
-    assert [path for path in run.rglob("*") if path.stat().st_mode & 0o022] == []
 
 
 def test_asking_again_runs_nothing(workspace: Workspace, expected: dict[str, Any]) -> None:
@@ -96,45 +95,45 @@ def test_asking_again_runs_nothing(workspace: Workspace, expected: dict[str, Any
     assert queue() == []
 
 
-def test_a_killed_trial_loses_nothing(workspace: Workspace, expected: dict[str, Any]) -> None:
-    pause = workspace.pause("trial")
-    run = workspace.submit(
-        workspace.suite(*FOUR_TASKS), *pause.args, "--max-gpus", 3, "--run-dir",
-        workspace.folder / "trial",
-    )  # fmt: skip
-    claims = until(lambda: list(run.glob("claims/outputs/*/*.json")), "a claim")
-    kill([json.loads(claims[0].read_text())["pid"]])
+@pytest.mark.parametrize(
+    ("jobs", "traces"),
+    [
+        (["_trial"], ["rounds/1.json"]),  # all of them: another round begins
+        (["_supervise"], ["supervisor/2.json"]),
+        # The keeper's weights are the trials' to remove.
+        (["_keep", "_score"], ["stage/0-*.json", "jobs/*-score1.json"]),
+    ],
+    ids=lambda names: "".join(names) if names[0].startswith("_") else "",
+)
+def test_whatever_is_killed_the_scores_are_the_same(
+    workspace: Workspace, expected: dict[str, Any], jobs: list[str], traces: list[str]
+) -> None:
+    run, pause = paused(workspace, f"killed{''.join(jobs)}")
+    planned = json.loads((run / "rounds" / "0.json").read_text())["nodes"]
+    trials = sum(node["trials"] for node in planned)
+    # If a trial began later and went on, there would be no other round.
+    until(lambda: len(list(run.glob("trials/*.json"))) == trials, "all trials", run)
+    for job in jobs:
+        kill(until(lambda job=job: processes(job, str(run)), f"a {job}"))
     pause.end()
     assert scores(run) == expected
-    assert list(run.glob("claims/outputs/*/*.revoked"))
+    for trace in traces:
+        assert list(run.glob(trace)), trace
     all_gone(workspace)
 
 
-@pytest.mark.parametrize(
-    ("job", "trace"),
-    [
-        ("_trial", "rounds/1.json"),  # all of them: another round begins
-        ("_keep", "stage/0-*.json"),  # its weights are the trials' to remove
-        ("_supervise", "supervisor/2.json"),
-        ("_score", "jobs/*-score1.json"),
-    ],
-)
-def test_whatever_is_killed_the_scores_are_the_same(
-    workspace: Workspace, expected: dict[str, Any], job: str, trace: str
+def test_a_killed_rescoring_ends_with_the_same_scores_and_no_gpu(
+    workspace: Workspace, expected: dict[str, Any]
 ) -> None:
-    run, pause = paused(workspace, f"killed{job}")
-
-    def there() -> list[int]:
-        # If a trial began later and went on, there would be no other round. One that found all
-        # shards taken has ended already.
-        if job == "_trial" and len(list(run.glob("trials/*.json"))) < 2:
-            return []
-        return processes(job, str(run))
-
-    kill(until(there, f"a {job}"))
-    pause.end()
-    assert scores(run) == expected
-    assert list(run.glob(trace))
+    (finished,) = workspace.folder.glob("runs/*/results.json")
+    root = Path(workspace.call("rescore", finished.parent).stdout.rstrip("\n"))
+    scoring = until(lambda: processes("_score", str(root)), "a scoring job")
+    kill(scoring + processes("_supervise", str(root)))
+    assert scores(root) == expected
+    assert results(root)["rescored"]["changed"] == {}
+    submitted = [json.loads(path.read_text())["job"] for path in (root / "jobs").glob("*.json")]
+    assert submitted
+    assert all(job["gpus"] == 0 for job in submitted)
     all_gone(workspace)
 
 
@@ -241,6 +240,7 @@ def test_a_cancelled_run_leaves_nothing_and_goes_on_when_asked(
     assert "cancelled" in workspace.call("status", run, status=1).stdout
     done = workspace.call("resume", run, "--wait", "--json")
     assert json.loads(done.stdout)["results"] == expected
+    assert "datasets scored" in done.stderr
     all_gone(workspace)
 
 
@@ -270,18 +270,6 @@ def test_whole_nodes(workspace: Workspace, expected: dict[str, Any]) -> None:
     logs = [json.loads(path.read_text())["log"] for path in (run / "trials").glob("*.json")]
     assert len(set(logs)) == len(logs) > 0, "each trial has a log of its own"
     assert {Path(log).name for log in logs} <= {path.name for path in (run / "logs").iterdir()}
-    all_gone(workspace)
-
-
-def test_waiting_here_shows_progress_and_results(
-    workspace: Workspace, expected: dict[str, Any]
-) -> None:
-    done = workspace.call(
-        "run", tiny_model(), "--suite", workspace.suite(*FOUR_TASKS), "--max-gpus", 2, "--wait",
-        "--run-dir", workspace.folder / "waited", "--json",
-    )  # fmt: skip
-    assert json.loads(done.stdout)["results"] == expected
-    assert "datasets scored" in done.stderr
     all_gone(workspace)
 
 
@@ -340,14 +328,7 @@ def test_another_checkpoints_directory_is_refused(
     copy.mkdir()
     for file in tiny_model().iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
-    args = ("--suite", workspace.suite(*FOUR_TASKS), "--run-dir", workspace.folder / "waited")
+    args = ("--suite", workspace.suite(*FOUR_TASKS), "--run-dir", workspace.folder / "cancelled")
     done = workspace.call("run", copy, *args, status=2)
     assert str(copy) in done.stderr
     assert "--run-dir" in done.stderr
-
-
-def test_published_responses_are_whole(workspace: Workspace, expected: dict[str, Any]) -> None:
-    run = workspace.folder / "trial"
-    seen = [json.loads(line) for path in published(run) for line in path.open()]
-    keys = [(r["dataset"], r["task"], r["doc"], r.get("index"), r.get("repeat")) for r in seen]
-    assert len(keys) == len(set(keys))

@@ -85,20 +85,6 @@ def test_a_checkpoint_that_no_engine_loads_ends_its_run_at_once(user: Workspace)
     all_gone(user)
 
 
-def test_an_item_that_ends_engines_costs_only_its_own_dataset(
-    user: Workspace, expected: dict[str, Any]
-) -> None:
-    run = user.submit(
-        user.suite(*FOUR_TASKS), "--engine-args", '{"fail_at": ["tiny_sums:7"]}', "--max-gpus", 2,
-        "--run-dir", user.folder / "runs" / "bad item",
-    )  # fmt: skip
-    found = results(run)
-    assert "item 7: engines die at it" in found["missing"].pop("tiny_sums")
-    assert found["missing"] == {}
-    assert found["results"] == {k: v for k, v in expected.items() if not k.startswith("tiny_sums")}
-    all_gone(user)
-
-
 def test_a_trial_that_is_lost_is_replaced_while_another_goes_on(
     user: Workspace, expected: dict[str, Any]
 ) -> None:
