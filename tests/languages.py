@@ -9,7 +9,7 @@ from coordinate_eval.coordinator.inputs.suites.suite_yaml import shipped_folder
 from coordinate_eval.evaluators.harness.code_eval import program_question
 from coordinate_eval.evaluators.sandbox.languages import LANGUAGES, missing_packages
 from coordinate_eval.records import Question
-from tests.dozen import Problem, humaneval_x, solution
+from tests.problems import Problem, humaneval_x, solution
 
 
 def need(language: str) -> None:

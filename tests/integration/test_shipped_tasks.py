@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.dozen import LANGUAGES, PROBLEMS, humaneval_x, multipl_e, solution
+from tests.problems import LANGUAGES, PROBLEMS, humaneval_x, multipl_e, solution
 from tests.tiny import tiny_model
 
 pytest.importorskip("lm_eval")
@@ -276,13 +276,13 @@ def test_real_items_of_mgsm(language: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_humaneval_x(language: str, tmp_path: Path) -> None:
-    rows = [humaneval_x(problem, language) for problem in PROBLEMS[:4]]
+    rows = [humaneval_x(problem, language) for problem in PROBLEMS]
     made = bench(tmp_path, f"humaneval_x_{language}", rows)
     assert made.built.languages == [language]
     assert made.built.metric_cpu_seconds > 0
     head = "fn largest(a: i32" if language == "rust" else "largest"
     assert head in made.prompt()
-    goods = [solution(problem, language) for problem in PROBLEMS[:4]]
+    goods = [solution(problem, language) for problem in PROBLEMS]
     asked: list[str] = []
 
     def passes(program: str) -> bool:

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from tests.dev_cluster import DevCluster
-from tests.dozen import LANGUAGES, PROBLEMS, humaneval_x
 from tests.judges import Judge, Reply, says
 from tests.languages import need
+from tests.problems import LANGUAGES, PROBLEMS, humaneval_x
 from tests.runs import TASKS, Workspace, results
 from tests.slurm.runs import FOUR_TASKS, all_gone
 
@@ -83,7 +83,7 @@ class Data:
             judged = {"name": name, "rubric": name, "chat_template": True}
             datasets.append({"task": f"own_{name}", "gen_kwargs": SHORT, **judged})
         for language in LANGUAGES:
-            rows = [humaneval_x(problem, language) for problem in PROBLEMS[:2]]
+            rows = [humaneval_x(problem, language) for problem in PROBLEMS[:1]]
             local = self._written(f"{language}.jsonl", rows)
             self._task(
                 f"humaneval_x_{language}", shipped, dataset_path="json", dataset_name=None,

@@ -1,4 +1,4 @@
-"""A dozen small problems in six languages, as rows of HumanEval-X and of MultiPL-E.
+"""Three small problems in six languages, as rows of HumanEval-X and of MultiPL-E.
 
 Each has numbers as arguments and one as its result, and a solution in every language. A mutated
 solution gives the next number.
@@ -28,25 +28,11 @@ class Problem(NamedTuple):
 
 PROBLEMS = [
     Problem(
-        "largest", ("a", "b"), {(1, 2): 2, (9, 3): 9, (-4, -5): -4},
-        "int r = a; if (b > a) r = b;",
-        "r := a; if b > a { r = b }",
-        "let r = if b > a { b } else { a };",
-        "r = max(a, b)",
-    ),
-    Problem(
         "divisor", ("a", "b"), {(12, 18): 6, (7, 5): 1, (0, 4): 4},
         "int r = a, s = b; while (s != 0) { int t = r % s; r = s; s = t; }",
         "r, s := a, b; for s != 0 { r, s = s, r % s }",
         "let (mut r, mut s) = (a, b); while s != 0 { let t = r % s; r = s; s = t; }",
         "r, s = a, b\nwhile s:\n    r, s = s, r % s",
-    ),
-    Problem(
-        "factorial", ("n",), {(0,): 1, (3,): 6, (7,): 5040},
-        "int r = 1; for (int i = 2; i <= n; i++) r = r * i;",
-        "r := 1; for i := 2; i <= n; i++ { r *= i }",
-        "let mut r = 1; for i in 2..=n { r *= i; }",
-        "r = 1\nfor i in range(2, n + 1):\n    r *= i",
     ),
     Problem(
         "fibonacci", ("n",), {(0,): 0, (1,): 1, (10,): 55},
@@ -56,61 +42,11 @@ PROBLEMS = [
         "r, s = 0, 1\nfor _ in range(n):\n    r, s = s, r + s",
     ),
     Problem(
-        "smallest_factor", ("n",), {(2,): 2, (35,): 5, (49,): 7},
-        "int r = 2; while (n % r != 0) r++;",
-        "r := 2; for n % r != 0 { r++ }",
-        "let mut r = 2; while n % r != 0 { r += 1; }",
-        "r = 2\nwhile n % r:\n    r += 1",
-    ),
-    Problem(
-        "digits", ("n",), {(0,): 0, (9,): 9, (4071,): 12},
-        "int r = 0, m = n; while (m > 0) { r = r + m % 10; m = (m - m % 10) / 10; }",
-        "r := 0; for m := n; m > 0; m /= 10 { r += m % 10 }",
-        "let (mut r, mut m) = (0, n); while m > 0 { r += m % 10; m /= 10; }",
-        "r = sum(map(int, str(n)))",
-    ),
-    Problem(
-        "evens", ("a", "b"), {(1, 2): 1, (0, 10): 6, (3, 3): 0},
-        "int r = 0; for (int i = a; i <= b; i++) if (i % 2 == 0) r++;",
-        "r := 0; for i := a; i <= b; i++ { if i%2 == 0 { r++ } }",
-        "let mut r = 0; for i in a..=b { if i % 2 == 0 { r += 1; } }",
-        "r = sum(i % 2 == 0 for i in range(a, b + 1))",
-    ),
-    Problem(
         "power", ("a", "n"), {(2, 10): 1024, (7, 0): 1, (-3, 3): -27},
         "int r = 1; for (int i = 0; i < n; i++) r = r * a;",
         "r := 1; for i := 0; i < n; i++ { r *= a }",
         "let mut r = 1; for _ in 0..n { r *= a; }",
         "r = a ** n",
-    ),
-    Problem(
-        "triangle", ("n",), {(0,): 0, (1,): 1, (100,): 5050},
-        "int r = n * (n + 1) / 2;",
-        "r := n * (n + 1) / 2",
-        "let r = n * (n + 1) / 2;",
-        "r = n * (n + 1) // 2",
-    ),
-    Problem(
-        "backwards", ("n",), {(7,): 7, (120,): 21, (1234,): 4321},
-        "int r = 0, m = n; while (m > 0) { r = 10 * r + m % 10; m = (m - m % 10) / 10; }",
-        "r := 0; for m := n; m > 0; m /= 10 { r = 10*r + m%10 }",
-        "let (mut r, mut m) = (0, n); while m > 0 { r = 10 * r + m % 10; m /= 10; }",
-        "r = int(str(n)[::-1])",
-    ),
-    Problem(
-        "divisors", ("n",), {(1,): 1, (12,): 6, (13,): 2},
-        "int r = 0; for (int i = 1; i <= n; i++) if (n % i == 0) r++;",
-        "r := 0; for i := 1; i <= n; i++ { if n%i == 0 { r++ } }",
-        "let mut r = 0; for i in 1..=n { if n % i == 0 { r += 1; } }",
-        "r = sum(n % i == 0 for i in range(1, n + 1))",
-    ),
-    Problem(
-        "halvings", ("n",), {(1,): 0, (6,): 8, (27,): 111},
-        "int r = 0, m = n; while (m != 1) { m = m % 2 == 0 ? m / 2 : 3 * m + 1; r++; }",
-        "r := 0; for m := n; m != 1; r++ { if m%2 == 0 { m /= 2 } else { m = 3*m + 1 } }",
-        "let (mut r, mut m) = (0, n);"
-        " while m != 1 { m = if m % 2 == 0 { m / 2 } else { 3 * m + 1 }; r += 1; }",
-        "r, m = 0, n\nwhile m != 1:\n    m, r = m // 2 if m % 2 == 0 else 3 * m + 1, r + 1",
     ),
 ]  # fmt: skip
 
