@@ -48,6 +48,8 @@ def lm_eval(
 ) -> dict[str, Any]:
     """Run the harness's command on these tasks in `folder`, without a hub, and return its results.
 
+    With `--log_samples` they have the lines that it logs of each task, as `samples`.
+
     Raises:
         subprocess.CalledProcessError: it failed; `stderr` says why.
     """
@@ -69,6 +71,12 @@ def lm_eval(
         )
         (path,) = Path(out).glob("**/results_*.json")
         found: dict[str, Any] = json.loads(path.read_text())
+        found["samples"] = {
+            file.stem.removeprefix("samples_").rpartition("_")[0]: [
+                json.loads(line) for line in file.read_text().splitlines()
+            ]
+            for file in path.parent.glob("samples_*.jsonl")
+        }
         return found
 
 

@@ -1,12 +1,9 @@
 """The numbers are those of the `lm_eval` command on the same model, tasks and options."""
 
 import json
-import os
 import random
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +13,9 @@ pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
 pytest.importorskip("torch")
 
-from lm_eval.utils import get_file_task_name, make_table
+from lm_eval.utils import make_table
 from tests.decisions import make_run
+from tests.reference import lm_eval
 from transformers import PreTrainedTokenizerFast
 
 from coordinate_eval import _files
@@ -154,36 +152,11 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-Command = Callable[..., dict[str, Any]]
-
-
 @pytest.fixture(scope="module")
-def lm_eval(checkpoint: Path, workplace: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """Runs the harness's own command and returns what it wrote."""
-
-    def run(tasks: Iterable[str], *options: str) -> dict[str, Any]:
-        out = tmp_path_factory.mktemp("command")
-        subprocess.run(
-            [
-                sys.executable, "-m", "lm_eval", "--model", "hf", "--device", "cpu",
-                "--model_args", f"pretrained={checkpoint},dtype=float32",
-                "--tasks", ",".join(tasks), "--include_path", str(TASKS),
-                "--output_path", str(out), "--confirm_run_unsafe_code", *options,
-            ],
-            cwd=workplace, check=True, capture_output=True, text=True,
-            env={**os.environ, "HF_ALLOW_CODE_EVAL": "1", "HF_HUB_OFFLINE": "1",
-                 "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        (path,) = out.glob("**/results_*.json")
-        results: dict[str, Any] = json.loads(path.read_text())
-        logged = {get_file_task_name(p.name): p for p in path.parent.glob("samples_*.jsonl")}
-        results["samples"] = {
-            task: [json.loads(line) for line in file.read_text().splitlines()]
-            for task, file in logged.items()
-        }
-        return results
-
-    return run
+def theirs(checkpoint: Path, workplace: Path) -> dict[str, Any]:
+    """What the harness's own command says of all datasets, request by request."""
+    options = ("--batch_size", "1", "--log_samples")
+    return lm_eval(checkpoint, DATASETS, *options, include=TASKS, folder=workplace)
 
 
 class _Engine:
@@ -230,14 +203,14 @@ def _run_trusted(question: Question) -> Answer:
 class _Run:
     """build → engine → questions of shards → finish, each step through JSON."""
 
-    def __init__(self, checkpoint: Path, include: Path = TASKS) -> None:
+    def __init__(self, checkpoint: Path) -> None:
         self._engine = _Engine(checkpoint)
         self._checkpoint = checkpoint
-        self._include = include
+        self._answers: dict[str, tuple[list[Response], dict[str, Answer]]] = {}
 
     def evaluator(self) -> HarnessEvaluator:
         return HarnessEvaluator(
-            tokenizer=self._checkpoint, max_length=CONTEXT, include_path=[str(self._include)]
+            tokenizer=self._checkpoint, max_length=CONTEXT, include_path=[str(TASKS)]
         )
 
     def score(self, dataset: Dataset) -> DatasetResults:
@@ -249,6 +222,11 @@ class _Run:
         ask: Callable[[HarnessEvaluator, Dataset, list[Response], dict[str, Answer]], T],
     ) -> T:
         """Return what a method of the evaluator says of the responses and answers."""
+        if dataset.name not in self._answers:
+            self._answers[dataset.name] = self._answer(dataset)
+        return ask(self.evaluator(), dataset, *self._answers[dataset.name])
+
+    def _answer(self, dataset: Dataset) -> tuple[list[Response], dict[str, Answer]]:
         lines: list[str] = []
         built = self.evaluator().build(dataset, lambda request: lines.append(request.line()))
         requests = [Request.model_validate_json(line) for line in lines]
@@ -269,13 +247,14 @@ class _Run:
                 dataset, [one for one in responses if start <= one.item < start + 4]
             )
         }
-        return ask(metric, dataset, responses, answers)
+        return responses, answers
 
 
-@pytest.fixture
-def run(checkpoint: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> _Run:
-    monkeypatch.chdir(workplace)
-    return _Run(checkpoint)
+@pytest.fixture(scope="module")
+def run(checkpoint: Path, workplace: Path) -> Iterator[_Run]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(workplace)
+        yield _Run(checkpoint)
 
 
 def _assert_same(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float) -> None:
@@ -288,27 +267,21 @@ def _assert_same(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float)
 
 
 @pytest.fixture(scope="module")
-def ours(checkpoint: Path, workplace: Path) -> list[DatasetResults]:
+def ours(run: _Run) -> list[DatasetResults]:
     """All datasets, scored by this program."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(workplace)
-        return [_Run(checkpoint).score(Dataset(name=name)) for name in DATASETS]
+    return [run.score(Dataset(name=name)) for name in DATASETS]
 
 
-@pytest.mark.parametrize(("batch_size", "tolerance"), [("1", 1e-6), ("8", 1e-5)])
-def test_every_number_is_the_command_s(
-    ours: list[DatasetResults], lm_eval: Command, batch_size: str, tolerance: float
-) -> None:
-    theirs = lm_eval(DATASETS, "--batch_size", batch_size)
+def test_every_number_is_the_command_s(ours: list[DatasetResults], theirs: dict[str, Any]) -> None:
     together = {key: value for results in ours for key, value in results.results.items()}
     assert together.keys() == theirs["results"].keys()
     for task, metrics in theirs["results"].items():
-        _assert_same(together[task], metrics, tolerance)
+        _assert_same(together[task], metrics, 1e-6)
     versions = {key: value for results in ours for key, value in results.versions.items()}
     assert versions == theirs["versions"]
     groups = {key: value for results in ours for key, value in results.groups.items()}
     for group, metrics in theirs["groups"].items():
-        _assert_same(groups[group], metrics, tolerance)
+        _assert_same(groups[group], metrics, 1e-6)
     # The comparison would be worth little on a model that is always wrong.
     assert together["tiny_sums"]["exact_match,flexible-extract"] > 0
     assert 0 < together["tiny_code"]["pass@1,create_test"] < 1
@@ -316,9 +289,8 @@ def test_every_number_is_the_command_s(
 
 
 def test_the_results_file_is_the_command_s(
-    ours: list[DatasetResults], lm_eval: Command, checkpoint: Path, tmp_path: Path
+    ours: list[DatasetResults], theirs: dict[str, Any], tmp_path: Path
 ) -> None:
-    theirs = lm_eval(DATASETS, "--batch_size", "1")
     run_dir = RunDir(tmp_path)
     suite = Suite(name="s", digest="d", datasets=[Dataset(name=n, task=n) for n in DATASETS])
     made = make_run(suite=suite, shards=[])
@@ -340,12 +312,15 @@ def test_the_results_file_is_the_command_s(
         assert make_table(written, column) == make_table(theirs, column)
 
 
-def test_options_mean_what_they_mean_to_the_command(run: _Run, lm_eval: Command) -> None:
+def test_options_mean_what_they_mean_to_the_command(
+    run: _Run, checkpoint: Path, workplace: Path
+) -> None:
     theirs = lm_eval(
-        ["tiny_group", "tiny_sums"],
+        checkpoint, ["tiny_group", "tiny_sums"],
         "--batch_size", "1", "--num_fewshot", "3", "--limit", "5",
         "--gen_kwargs", "max_gen_toks=12", "--apply_chat_template",
         "--system_instruction", "Be brief.",
+        include=TASKS, folder=workplace,
     )["results"]  # fmt: skip
     for task in ("tiny_group", "tiny_sums"):
         dataset = Dataset(
@@ -363,17 +338,15 @@ def test_options_mean_what_they_mean_to_the_command(run: _Run, lm_eval: Command)
             _assert_same(metrics, theirs[leaf], 1e-6)
 
 
-def test_samples_are_those_that_the_command_logs(run: _Run, lm_eval: Command) -> None:
-    names = ["tiny_group", "tiny_mutual", "tiny_cloze", "tiny_prose", "tiny_code"]
-    theirs = lm_eval(names, "--batch_size", "1", "--log_samples")["samples"]
+def test_samples_are_those_that_the_command_logs(run: _Run, theirs: dict[str, Any]) -> None:
     ours: dict[str, list[dict[str, Any]]] = {}
-    for name in names:
+    for name in DATASETS:
         for noted in run.answered(Dataset(name=name), HarnessEvaluator.noted):
             logged = noted.logged()
             ours.setdefault(logged.task, []).append(json.loads(logged.content))
-    assert ours.keys() == theirs.keys()
-    assert len(ours) > len(names)
-    for task, samples in theirs.items():
+    assert ours.keys() == theirs["samples"].keys()
+    assert len(ours) > len(DATASETS)
+    for task, samples in theirs["samples"].items():
         for mine, sample in zip(ours[task], samples, strict=True):
             assert list(mine) == list(sample)
             for field, value in sample.items():
