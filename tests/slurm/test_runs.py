@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_whatever_is_killed_the_scores_are_the_same(
     # If a trial began later and went on, there would be no other round.
     until(lambda: len(list(run.glob("trials/*.json"))) == trials, "all trials", run)
     for job in jobs:
-        kill(until(lambda job=job: processes(job, str(run)), f"a {job}"))
+        kill(until(partial(processes, job, str(run)), f"a {job}"))
     pause.end()
     assert scores(run) == expected
     for trace in traces:
