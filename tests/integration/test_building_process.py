@@ -24,18 +24,15 @@ def text(doc):
 """
 
 WANTS = """import transformers
+from transformers.models.bert.modeling_bert import BertModel
 
 
 def text(doc):
     config = transformers.BertConfig(
         vocab_size=2, hidden_size=2, num_hidden_layers=1, num_attention_heads=1
     )
-    return str(len(list(transformers.BertModel(config).parameters())) > 0)
+    return str(len(list(BertModel(config).parameters())) > 0)
 """
-
-WANTS_EARLY = f"""from transformers.models.bert.modeling_bert import BertModel
-
-{WANTS}"""
 
 IMPORTS = """import torch
 
@@ -47,7 +44,7 @@ def text(doc):
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [(LOOKS, "False"), (WANTS, "True"), (WANTS_EARLY, "True"), (IMPORTS, "True")],
+    [(LOOKS, "False"), (WANTS, "True"), (IMPORTS, "True")],
 )
 def test_models_are_loaded_for_tasks_that_want_one_alone(home: Home, code: str, said: str) -> None:
     home.own(code)

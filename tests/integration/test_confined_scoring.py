@@ -1,12 +1,13 @@
 """What the model wrote runs in the scoring of some tasks. It reaches nothing of this machine."""
 
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ USERS = ("bubblewrap-root", "namespaces-ordinary", "bubblewrap-ordinary", "names
 """What confines, and whom. Each means of both is in the first two."""
 
 
-@pytest.fixture(params=USERS)
+@pytest.fixture
 def user(request: pytest.FixtureRequest, service: int) -> Iterator[User]:
     means, _, who = request.param.partition("-")
     bubblewrap, ordinary = means == "bubblewrap", who == "ordinary"
@@ -91,6 +92,12 @@ def user(request: pytest.FixtureRequest, service: int) -> Iterator[User]:
 
 
 some_users = pytest.mark.parametrize("user", USERS if LONG else USERS[:2], indirect=True)
+
+
+def by_turns(attacks: Iterable[str]) -> pytest.MarkDecorator:
+    """Try every attack on every user, or in a short run on the first two by turns."""
+    cases = itertools.product(USERS, attacks) if LONG else zip(itertools.cycle(USERS[:2]), attacks)
+    return pytest.mark.parametrize(("user", "what"), list(cases), indirect=["user"])
 
 
 OS, SOCKET = "__import__('os')", "__import__('socket')"
@@ -134,6 +141,8 @@ def quiet_attacks(user: User) -> dict[str, str]:
     }
 
 
+@pytest.mark.hostile
+@some_users
 def test_what_it_evaluates_reaches_nothing(user: User) -> None:
     attacks = quiet_attacks(user)
     texts = ["1"] + [f"{2**n} if {what} else 0" for n, what in enumerate(attacks.values(), 1)]
@@ -172,8 +181,7 @@ ENDING_ATTACKS = {
 
 
 @pytest.mark.hostile
-@some_users
-@pytest.mark.parametrize("what", ENDING_ATTACKS)
+@by_turns(ENDING_ATTACKS)
 def test_what_ends_its_process_costs_its_dataset(user: User, what: str) -> None:
     scored = user.scored([ENDING_ATTACKS[what], "1"], gib=1)
     assert scored.results["before"].results["before"]["acc,none"] == 0.5
@@ -263,8 +271,7 @@ LEAVES = {
 
 
 @pytest.mark.hostile
-@some_users
-@pytest.mark.parametrize("what", LEAVES)
+@by_turns(LEAVES)
 def test_nothing_of_one_dataset_reaches_the_next(user: User, what: str) -> None:
     write_task(user.tasks, "evil", EVALUATES, 2)
     write_task(user.tasks, "after", LOOKS, 2)
@@ -310,6 +317,7 @@ def _named(name: str) -> list[int]:
     return found
 
 
+@some_users
 def test_a_file_that_confinement_hides_is_named(user: User) -> None:
     hidden = user.home / "right answers.txt"
     hidden.write_text("1")
