@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -69,6 +70,11 @@ class Workspace:
         folder = self.folder / "memory of 'all' nodes"
         folder.mkdir(exist_ok=True)
         return folder
+
+    def with_prompts(self, requests: Path) -> "Workspace":
+        """Give this user the prompts that another one has built; return this user."""
+        shutil.copytree(requests, self.folder / "cache" / requests.name)
+        return self
 
     def pause(self, name: str) -> Pause:
         """A pause with this name, for runs whose engines have its arguments."""

@@ -1,5 +1,6 @@
 """A real controller and several slurmd on this machine."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.dev_cluster import DevCluster
 from tests.runs import until
 from tests.slurm.clusters import cluster_of
 from tests.slurm.jobs import not_ended
-from tests.slurm.runs import queue
+from tests.slurm.runs import Undisturbed, queue, undisturbed_run
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +22,13 @@ def slurm_cluster() -> Iterator[DevCluster]:
     """A cluster of four nodes for the whole session."""
     with cluster_of() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def undisturbed(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """A run of the four tasks: the first worker to ask for it makes it for all."""
+    folder = tmp_path_factory.getbasetemp()
+    return undisturbed_run(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder)
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from coordinate_eval._format import quoted
-from tests.dev_cluster import DevCluster
 from tests.runs import PATIENCE_SECONDS, TASKS, Workspace, command, results, until
+from tests.slurm.runs import Undisturbed
 from tests.tiny import need, tiny_model
 
 PROFILE_OF_LMOD = Path("/etc/profile.d/lmod.sh")
@@ -27,9 +27,9 @@ coordinate_eval.after_save(sys.argv[1], step=100, suite=sys.argv[2])
 
 
 @pytest.fixture(scope="module")
-def workspace(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+def workspace(undisturbed: Undisturbed, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """One user for all tests of this file."""
-    return Workspace(tmp_path_factory.mktemp("user"))
+    return Workspace(tmp_path_factory.mktemp("user")).with_prompts(undisturbed.requests)
 
 
 def saved(folder: Path, *steps: int) -> Path:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.dev_cluster import DevCluster
 from tests.runs import Workspace, scores, until
-from tests.slurm.runs import FOUR_TASKS, all_gone, queue
+from tests.slurm.runs import FOUR_TASKS, Undisturbed, all_gone, queue
 
 PATIENCE = 3.0
 
@@ -45,9 +45,9 @@ def reasons(what: str) -> dict[str, str]:
 
 
 def test_its_trials_keep_their_place_until_the_others_are_over(
-    busy: list[str], tmp_path: Path
+    undisturbed: Undisturbed, busy: list[str], tmp_path: Path
 ) -> None:
-    user = Workspace(tmp_path)
+    user = Workspace(tmp_path).with_prompts(undisturbed.requests)
     run = user.submit(
         user.suite(*FOUR_TASKS), "--partition", "low", "--queue", "--max-gpus", 2,
         COORDINATE_EVAL_SUPERVISOR_PATIENCE_SECONDS=str(PATIENCE),

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.dev_cluster import DevCluster
 from tests.runs import Workspace, scores, until
-from tests.slurm.runs import picky_site
+from tests.slurm.runs import Undisturbed, picky_site
 
 
 @pytest.fixture
-def workspace(slurm_cluster: DevCluster, tmp_path: Path) -> Workspace:
-    return Workspace(tmp_path)
+def workspace(undisturbed: Undisturbed, tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path).with_prompts(undisturbed.requests)
 
 
 def test_a_run_waits_for_its_turn_and_needs_no_keeper(workspace: Workspace) -> None:

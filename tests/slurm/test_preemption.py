@@ -10,25 +10,21 @@ from typing import Any
 
 import pytest
 
-from tests.dev_cluster import DevCluster
 from tests.runs import Workspace, claimant, scores, times_answered, trials, until
 from tests.slurm.clusters import cluster_of
-from tests.slurm.runs import FOUR_TASKS, all_gone, pending, queue, times
+from tests.slurm.runs import FOUR_TASKS, Undisturbed, all_gone, pending, queue, times
 
 CORES = 32
 
 
 @pytest.fixture(scope="module")
-def user(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    return Workspace(tmp_path_factory.mktemp("preempted"))
+def user(undisturbed: Undisturbed, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("preempted")).with_prompts(undisturbed.requests)
 
 
 @pytest.fixture(scope="module")
-def expected(slurm_cluster: DevCluster, user: Workspace) -> dict[str, Any]:
-    """Scores of an undisturbed run."""
-    found = scores(user.submit(user.suite(*FOUR_TASKS), "--max-gpus", 2))
-    all_gone(user)
-    return found
+def expected(undisturbed: Undisturbed) -> dict[str, Any]:
+    return undisturbed.scores
 
 
 @pytest.fixture

@@ -36,12 +36,17 @@ def workspace(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def expected(workspace: Workspace) -> dict[str, Any]:
-    """Scores of an undisturbed run."""
+def finished(workspace: Workspace) -> Path:
+    """An undisturbed run."""
     run = workspace.submit(workspace.suite(*FOUR_TASKS), "--max-gpus", 4)
-    found = scores(run)
+    scores(run)
     all_gone(workspace)
-    return found
+    return run
+
+
+@pytest.fixture(scope="module")
+def expected(finished: Path) -> dict[str, Any]:
+    return scores(finished)
 
 
 @pytest.fixture
@@ -124,10 +129,9 @@ def test_whatever_is_killed_the_scores_are_the_same(
 
 
 def test_a_killed_rescoring_ends_with_the_same_scores_and_no_gpu(
-    workspace: Workspace, expected: dict[str, Any]
+    workspace: Workspace, finished: Path, expected: dict[str, Any]
 ) -> None:
-    (finished,) = workspace.folder.glob("runs/*/results.json")
-    root = Path(workspace.call("rescore", finished.parent).stdout.rstrip("\n"))
+    root = Path(workspace.call("rescore", finished).stdout.rstrip("\n"))
     scoring = until(lambda: processes("_score", str(root)), "a scoring job")
     kill(scoring + processes("_supervise", str(root)))
     assert scores(root) == expected

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.dev_cluster import DevCluster
 from tests.runs import Workspace, processes, trials, until
-from tests.slurm.runs import all_gone, queue
+from tests.slurm.runs import Undisturbed, all_gone, queue
 
 
 @pytest.fixture
-def user(slurm_cluster: DevCluster, tmp_path: Path) -> Workspace:
-    return Workspace(tmp_path)
+def user(undisturbed: Undisturbed, tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path).with_prompts(undisturbed.requests)
 
 
 def test_weights_of_killed_trials_are_removed_at_the_end_of_the_run(user: Workspace) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.dev_cluster import DevCluster
 from tests.runs import (
     Workspace,
     claimant,
@@ -22,21 +21,18 @@ from tests.runs import (
     trials,
     until,
 )
-from tests.slurm.runs import FOUR_TASKS, all_gone, times
+from tests.slurm.runs import FOUR_TASKS, Undisturbed, all_gone, times
 from tests.tiny import need, tiny_model
 
 
 @pytest.fixture(scope="module")
-def user(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    return Workspace(tmp_path_factory.mktemp("troubles"))
+def user(undisturbed: Undisturbed, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("troubles")).with_prompts(undisturbed.requests)
 
 
 @pytest.fixture(scope="module")
-def expected(user: Workspace) -> dict[str, Any]:
-    """Scores of an undisturbed run."""
-    found = scores(user.submit(user.suite(*FOUR_TASKS), "--max-gpus", 2))
-    all_gone(user)
-    return found
+def expected(undisturbed: Undisturbed) -> dict[str, Any]:
+    return undisturbed.scores
 
 
 def test_a_trial_that_hangs_is_ended_and_others_take_its_shards(

@@ -4,9 +4,10 @@ import json
 import subprocess
 from pathlib import Path
 
-from tests.dev_cluster import DevCluster
+import pytest
+
 from tests.runs import Workspace, scores, until
-from tests.slurm.runs import queue
+from tests.slurm.runs import Undisturbed, queue
 
 
 def nodes_of(run: Path) -> set[str]:
@@ -16,8 +17,12 @@ def nodes_of(run: Path) -> set[str]:
     return {node["name"] for node in json.loads(first.read_text())["nodes"]}
 
 
-def test_two_runs_at_once_take_different_nodes(slurm_cluster: DevCluster, tmp_path: Path) -> None:
-    user = Workspace(tmp_path)
+@pytest.fixture
+def user(undisturbed: Undisturbed, tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path).with_prompts(undisturbed.requests)
+
+
+def test_two_runs_at_once_take_different_nodes(user: Workspace, tmp_path: Path) -> None:
     pause = user.pause("both")
     where = ("--max-nodes", 1, "--max-gpus", 8, *pause.args)
     runs = [user.submit(user.suite(task), *where) for task in ("tiny_choice", "tiny_cloze")]
@@ -28,10 +33,7 @@ def test_two_runs_at_once_take_different_nodes(slurm_cluster: DevCluster, tmp_pa
     until(lambda: not list((tmp_path / "runs").glob(".nodes-*/*.json")), "no promise to be kept")
 
 
-def test_a_run_waits_for_the_limit_of_its_user_and_says_so(
-    slurm_cluster: DevCluster, tmp_path: Path
-) -> None:
-    user = Workspace(tmp_path)
+def test_a_run_waits_for_the_limit_of_its_user_and_says_so(user: Workspace, tmp_path: Path) -> None:
     # The user's only GPU is that of an earlier run's trial.
     held = subprocess.run(
         ["sbatch", "--parsable", "-J", "ce-earlier.000000-trial0-node4", "--gres=gpu:h200:1",
