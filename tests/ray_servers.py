@@ -169,7 +169,7 @@ def _autoscaling(address: str, folder: Path, most_nodes: int) -> dict[str, Any]:
     return {
         "cluster_name": "tests",
         "max_workers": most_nodes,
-        "idle_timeout_minutes": 0.5,
+        "idle_timeout_minutes": 0.2,
         "provider": {
             "type": "external",
             "module": "tests.ray_provider.Nodes",
