@@ -8,8 +8,10 @@ from typing import Any, Self
 
 import pytest
 
+from coordinate_eval._clock import SystemClock
 from coordinate_eval.clusters.protocol import (
     Busy,
+    Cluster,
     Job,
     JobLimits,
     Node,
@@ -24,7 +26,7 @@ from coordinate_eval.coordinator.planning import reviewed_plan
 from coordinate_eval.coordinator.planning.new_run import Inputs, read_inputs
 from coordinate_eval.coordinator.prompts.request_cache import link_found
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import read_run
+from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.coordinator.supervisor.placing.write_plan import write_plan
 from coordinate_eval.errors import SubmitRefused, UserError
@@ -116,6 +118,12 @@ class FakeCluster:
         raise AssertionError("nothing is to be cancelled")
 
 
+def plan_now(run_dir: RunDir, run: Run, cluster: Cluster) -> Run:
+    """The run as its supervisor plans it now."""
+    others = OtherRuns(run_dir, run, cluster, SystemClock())
+    return write_plan(run_dir, run, cluster, time.time(), others)
+
+
 class Reviewer:
     """Someone who plans, reviews and submits."""
 
@@ -173,7 +181,7 @@ class Reviewer:
         """Do what a supervisor does first where all is in the cache. Its nodes are free again."""
         made = read_run(run_dir)
         link_found(made, run_dir)
-        others = OtherRuns(run_dir, made, self.cluster)
+        others = OtherRuns(run_dir, made, self.cluster, SystemClock())
         write_plan(run_dir, made, self.cluster, time.time(), others)
         others.leave()
 

@@ -1,13 +1,12 @@
 """A run before it has a plan: its requests are built by jobs, then its supervisor plans, once."""
 
 import json
-import time
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 from tests.decisions import facts, make_run
-from tests.reviewer import NODES, FakeCluster, Reviewer
+from tests.reviewer import NODES, FakeCluster, Reviewer, plan_now
 from tests.run_dirs import unplanned
 
 from coordinate_eval import _files
@@ -57,13 +56,13 @@ def test_a_kill_before_the_plan_is_recorded_changes_no_plan(
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(_files, "create", create)
-        step.write_plan(run_dir, run, reviewer.cluster, time.time())
+        plan_now(run_dir, run, reviewer.cluster)
     plan = run_dir.plan.read_text()
     digest = json.loads(plan)["digest"]
     beside = run_dir.first_round(digest).read_text()
     assert not read_run(run_dir).planned
     reviewer.cluster.free = NODES[:1]
-    made = step.write_plan(run_dir, run, reviewer.cluster, time.time())
+    made = plan_now(run_dir, run, reviewer.cluster)
     assert run_dir.plan.read_text() == plan
     asked = [shard for trial in json.loads(plan)["trials"] for shard in trial["shards"]]
     assert len(made.shards) == len(asked)
@@ -73,7 +72,7 @@ def test_a_kill_before_the_plan_is_recorded_changes_no_plan(
     assert {node["keeper_cpus"] for node in round_["nodes"]} == {4}
     assert not run_dir.first_round(digest).exists()
     # A second supervisor that began before it follows the same plan.
-    assert step.write_plan(run_dir, run, reviewer.cluster, time.time()) == made
+    assert plan_now(run_dir, run, reviewer.cluster) == made
 
 
 def test_two_supervisors_at_the_same_time_make_one_plan(
@@ -87,11 +86,11 @@ def test_two_supervisors_at_the_same_time_make_one_plan(
 
     def overtaken(*args: object) -> ChosenNodes:
         monkeypatch.setattr(step, "nodes_for", nodes_for)
-        step.write_plan(run_dir, run, other, time.time())
+        plan_now(run_dir, run, other)
         return nodes_for(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(step, "nodes_for", overtaken)
-    made = step.write_plan(run_dir, run, reviewer.cluster, time.time())
+    made = plan_now(run_dir, run, reviewer.cluster)
     assert {node["name"] for node in json.loads(run_dir.plan.read_text())["nodes"]} == {"n2"}
     round_ = json.loads(run_dir.round(0).read_text())
     assert [node["name"] for node in round_["nodes"]] == ["n2"]
@@ -153,7 +152,7 @@ def test_a_plan_without_what_cannot_be_built(reviewer: Reviewer) -> None:
     link_found(run, run_dir)
     run_dir.requests_index("tiny_code").unlink()
     run_dir.requests_error("tiny_code").write_text("its task is gone\n")
-    made = step.write_plan(run_dir, run, reviewer.cluster, time.time())
+    made = plan_now(run_dir, run, reviewer.cluster)
     assert made.suite == run.suite
     assert {shard.dataset for shard in made.shards} == {"tiny_choice"}
     for _ in range(2):

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.clocks import SetClock
 from tests.decisions import KEEP, ROUND, RUN, TRIAL, facts
 from tests.reviewer import FakeCluster
 from tests.run_dirs import unplanned
@@ -56,10 +57,16 @@ def test_a_maintenance_that_is_announced_meanwhile_cuts_every_job_that_is_submit
 ) -> None:
     cluster, run_dir = Telling(), RunDir(tmp_path)
     submitter = Submitter(
-        run_dir, cluster, strict=False, fit=lambda job: job, tell=print, note=print
+        run_dir,
+        cluster,
+        strict=False,
+        fit=lambda job: job,
+        tell=print,
+        note=print,
+        clock=SetClock(),
     )
     cluster.limited = maintenance(14.5)
-    made = [pullers_job(RUN, run_dir, kind, 0, 1) for kind in Pullers]
+    made = [pullers_job(RUN, run_dir, kind, 0, 1, time.time()) for kind in Pullers]
     made.append(jobs.keeper_job(RUN, run_dir, ROUND, ROUND.nodes[0]))
     made.append(jobs.trials_job(RUN, run_dir, ROUND, ROUND.nodes[1]))
     assert {job.name for job in made} >= {KEEP[0], TRIAL[1]}
@@ -88,16 +95,16 @@ def test_so_it_does_the_next_supervisor(tmp_path: Path) -> None:
 
 
 def test_limits_are_asked_for_when_they_are_needed_and_old() -> None:
-    cluster, now = Telling(), [100.0]
-    limits = CurrentLimits(cluster, lambda: now[0])
+    cluster, clock = Telling(), SetClock()
+    limits = CurrentLimits(cluster, clock)
     assert cluster.asked == 0
     for _ in range(9):
         assert limits.within(job_of(60)).minutes == 60
     assert cluster.asked == 1
     cluster.limited = JobLimits(cpu_minutes=30, cpu_why="partition cpu")
-    now[0] += LIMITS_SECONDS - 1
+    clock.sleep(LIMITS_SECONDS - 1)
     assert limits.within(job_of(60)).minutes == 60
-    now[0] += 1
+    clock.sleep(1)
     assert limits.within(job_of(60)).minutes == 30
     assert limits.within(job_of(60, gpus=1)).minutes == 60
     assert cluster.asked == 2
@@ -109,17 +116,17 @@ def test_limits_are_asked_for_when_they_are_needed_and_old() -> None:
 def test_while_the_scheduler_does_not_tell_the_last_ones_count(
     error: ClusterError | PlaceGone,
 ) -> None:
-    cluster, now = Telling(), [0.0]
-    limits = CurrentLimits(cluster, lambda: now[0])
+    cluster, clock = Telling(), SetClock()
+    limits = CurrentLimits(cluster, clock)
     cluster.limited = JobLimits(cpu_minutes=30, cpu_why="partition cpu")
     assert limits.within(job_of(60)).minutes == 30
     cluster.error = error
-    now[0] += LIMITS_SECONDS
+    clock.sleep(LIMITS_SECONDS)
     for _ in range(9):
         assert limits.within(job_of(60)).minutes == 30
     assert cluster.asked == 2
     cluster.error, cluster.limited = None, JobLimits()
-    now[0] += NO_ANSWER_SECONDS
+    clock.sleep(NO_ANSWER_SECONDS)
     assert limits.within(job_of(60)).minutes == 60
     assert cluster.asked == 3
 

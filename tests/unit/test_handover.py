@@ -1,11 +1,10 @@
 """A supervisor whose time is nearly up has the next one submitted, and goes on until it begins."""
 
-import time
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from tests.clocks import SetClock
 from tests.reviewer import FakeCluster
 from tests.run_dirs import unplanned
 
@@ -13,7 +12,7 @@ from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End, Job, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.supervision import take_over
-from coordinate_eval.coordinator.supervisor import handover, loop
+from coordinate_eval.coordinator.supervisor import loop
 from coordinate_eval.coordinator.supervisor.handover import LOOK_SECONDS
 from coordinate_eval.coordinator.supervisor.loop import MAX_BACKOFF_SECONDS, Supervisor
 from coordinate_eval.coordinator.supervisor.submitting import LONGEST_PAUSE_SECONDS
@@ -47,32 +46,20 @@ class Busy(FakeCluster):
         return [job.name for job in self.submitted if "_supervise" in job.argv]
 
 
-class Clock:
-    """A clock that can be put forward."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def __call__(self) -> float:
-        return time.time() + self.ahead
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(handover, "time", SimpleNamespace(time=made))
-    return made
+def clock() -> SetClock:
+    return SetClock()
 
 
-def test_it_goes_on_while_the_next_one_waits_in_the_queue(tmp_path: Path, clock: Clock) -> None:
+def test_it_goes_on_while_the_next_one_waits_in_the_queue(tmp_path: Path, clock: SetClock) -> None:
     run_dir, run = unplanned(tmp_path, cluster="slurm")
     cluster = Busy()
-    supervisor = Supervisor(run_dir, cluster, minutes=MINUTES)
+    supervisor = Supervisor(run_dir, cluster, minutes=MINUTES, clock=clock)
     assert not supervisor.step()
     assert cluster.supervisors() == []
     next_one = jobs.supervisor_name(run, 2)
     for minutes in (46, 49, 52):
-        clock.ahead = minutes * 60
+        clock.seconds = clock.begin + minutes * 60
         assert not supervisor.step()
         assert cluster.supervisors() == [next_one]
     take_over(run_dir)
@@ -80,30 +67,32 @@ def test_it_goes_on_while_the_next_one_waits_in_the_queue(tmp_path: Path, clock:
         supervisor.step()
 
 
-def test_it_leaves_when_its_time_is_up(tmp_path: Path, clock: Clock) -> None:
+def test_it_leaves_when_its_time_is_up(tmp_path: Path, clock: SetClock) -> None:
     run_dir, run = unplanned(tmp_path, cluster="slurm")
     cluster = Busy()
-    supervisor = Supervisor(run_dir, cluster, minutes=MINUTES)
-    clock.ahead = MINUTES * 60 - 1
+    supervisor = Supervisor(run_dir, cluster, minutes=MINUTES, clock=clock)
+    clock.seconds = clock.begin + MINUTES * 60 - 1
     assert supervisor.step()
     assert cluster.supervisors() == [jobs.supervisor_name(run, 2)]
     assert supervisor.results is None
 
 
-def test_one_that_vanishes_from_the_queue_is_submitted_again(tmp_path: Path, clock: Clock) -> None:
+def test_one_that_vanishes_from_the_queue_is_submitted_again(
+    tmp_path: Path, clock: SetClock
+) -> None:
     run_dir, run = unplanned(tmp_path, cluster="slurm")
     cluster = Busy()
-    supervisor = Supervisor(run_dir, cluster, minutes=MINUTES)
-    clock.ahead = 46 * 60
+    supervisor = Supervisor(run_dir, cluster, minutes=MINUTES, clock=clock)
+    clock.seconds = clock.begin + 46 * 60
     assert not supervisor.step()
     cluster.submitted.clear()
-    clock.ahead = 48 * 60
+    clock.seconds = clock.begin + 48 * 60
     assert not supervisor.step()
     assert cluster.supervisors() == [jobs.supervisor_name(run, 2)]
 
 
 def test_one_that_dies_at_once_is_submitted_ever_less_often_and_that_is_said(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: SetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir, run = unplanned(tmp_path, cluster="slurm")
     cluster, said = Busy(), list[str]()
@@ -115,13 +104,13 @@ def test_one_that_dies_at_once_is_submitted_ever_less_often_and_that_is_said(
         return [t.model_copy(update=over) if t.name == name else t for t in tasks]
 
     monkeypatch.setattr(cluster, "poll", poll)
-    supervisor = Supervisor(run_dir, cluster, minutes=240, tell=said.append)
-    clock.ahead = 210 * 60.0 + 1
+    supervisor = Supervisor(run_dir, cluster, minutes=240, tell=said.append, clock=clock)
+    clock.seconds = clock.begin + 210 * 60.0 + 1
     submitted = dict[int, float]()
     while not supervisor.step():
-        submitted.setdefault(len(cluster.supervisors()), clock.ahead)
-        clock.ahead += 10
-    assert clock.ahead >= 225 * 60
+        submitted.setdefault(len(cluster.supervisors()), clock.slept)
+        clock.sleep(10)
+    assert clock.slept >= 225 * 60
     waits = [after - before for before, after in pairwise(submitted.values())]
     doubled = [LOOK_SECONDS, 2 * LOOK_SECONDS, 4 * LOOK_SECONDS, LONGEST_PAUSE_SECONDS]
     assert all(
@@ -137,29 +126,29 @@ def test_one_that_dies_at_once_is_submitted_ever_less_often_and_that_is_said(
 
 
 def test_one_that_runs_and_takes_nothing_over_yet_is_not_submitted_again(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: SetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir, run = unplanned(tmp_path, cluster="slurm")
     cluster, said = Busy(), list[str]()
-    supervisor = Supervisor(run_dir, cluster, minutes=MINUTES, tell=said.append)
-    clock.ahead = 46 * 60
+    supervisor = Supervisor(run_dir, cluster, minutes=MINUTES, tell=said.append, clock=clock)
+    clock.seconds = clock.begin + 46 * 60
     assert not supervisor.step()
     name = jobs.supervisor_name(run, 2)
     running = TaskStatus(name=name, job_id=name, state=State.RUNNING)
     monkeypatch.setattr(cluster, "poll", lambda prefix: [running])
-    clock.ahead = 48 * 60
+    clock.seconds = clock.begin + 48 * 60
     assert not supervisor.step()
     assert cluster.supervisors() == [name]
     assert not [event for event in said if name in event]
 
 
 def test_the_next_one_is_cancelled_where_the_run_ends_before_it_begins(
-    tmp_path: Path, clock: Clock
+    tmp_path: Path, clock: SetClock
 ) -> None:
     run_dir, run = unplanned(tmp_path, cluster="slurm")
     cluster = Busy()
-    supervisor = Supervisor(run_dir, cluster, minutes=MINUTES)
-    clock.ahead = 46 * 60
+    supervisor = Supervisor(run_dir, cluster, minutes=MINUTES, clock=clock)
+    clock.seconds = clock.begin + 46 * 60
     assert not supervisor.step()
     _files.write(run_dir.cancelled, "")
     assert supervisor.run() is not None
@@ -167,16 +156,16 @@ def test_the_next_one_is_cancelled_where_the_run_ends_before_it_begins(
 
 
 def test_one_that_another_process_has_submitted_is_not_submitted_twice(
-    tmp_path: Path, clock: Clock
+    tmp_path: Path, clock: SetClock
 ) -> None:
     run_dir, run = unplanned(tmp_path, cluster="slurm")
     cluster = Busy()
-    killed = Supervisor(run_dir, cluster, minutes=MINUTES)
-    clock.ahead = 46 * 60
+    killed = Supervisor(run_dir, cluster, minutes=MINUTES, clock=clock)
+    clock.seconds = clock.begin + 46 * 60
     assert not killed.step()
-    clock.ahead = 0
-    again = Supervisor(run_dir, cluster, minutes=MINUTES)
-    clock.ahead = 48 * 60
+    clock.seconds = clock.begin + 0
+    again = Supervisor(run_dir, cluster, minutes=MINUTES, clock=clock)
+    clock.seconds = clock.begin + 48 * 60
     assert not again.step()
     assert cluster.supervisors() == [jobs.supervisor_name(run, 2)]
     _files.write(run_dir.cancelled, "")
@@ -185,25 +174,18 @@ def test_one_that_another_process_has_submitted_is_not_submitted_twice(
 
 
 def test_errors_meanwhile_are_borne_as_at_any_time(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: SetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits ever longer between its tries, and does not give up at once."""
     run_dir, _ = unplanned(tmp_path, cluster="slurm")
     cluster = Busy()
-    supervisor = Supervisor(run_dir, cluster, minutes=MINUTES)
-    clock.ahead = 46 * 60
+    supervisor = Supervisor(run_dir, cluster, minutes=MINUTES, clock=clock)
+    clock.seconds = clock.begin + 46 * 60
 
     def silent(prefix: str) -> list[TaskStatus]:
         raise ClusterError("no such thing")
 
     monkeypatch.setattr(cluster, "poll", silent)
-    waited = Clock()
-
-    def wait(seconds: float) -> None:
-        waited.ahead += seconds
-
-    monkeypatch.setattr(time, "sleep", wait)
-    monkeypatch.setattr(time, "monotonic", lambda: waited.ahead)
     with pytest.raises(ClusterError):
         supervisor.run()
-    assert waited.ahead > MAX_BACKOFF_SECONDS
+    assert clock.slept > 46 * 60 + MAX_BACKOFF_SECONDS

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.clocks import SetClock
 from tests.decisions import DIR, RUN, SPANS, facts, make_run, submitted, waiting_for
 from tests.reviewer import FakeCluster
 from tests.run_dirs import unplanned
@@ -123,11 +124,11 @@ class Watch:
     """A supervisor's memory of signs of life, and its clock."""
 
     def __init__(self, folder: Path) -> None:
-        self.dir, self.now = RunDir(folder), 100.0
-        self.silence = Silence(self.dir, lambda: self.now)
+        self.dir, self.clock = RunDir(folder), SetClock(100)
+        self.silence = Silence(self.dir, self.clock)
 
     def seen(self, after: float, *tasks: TaskStatus) -> dict[str, tuple[float, bool]]:
-        self.now += after
+        self.clock.sleep(after)
         known = facts(submitted=as_job_7(METRIC), tasks=list(tasks))
         found = self.silence.of(RUN, known).quiet
         return {job_id: (each.seconds, each.begun) for job_id, each in found.items()}
@@ -182,13 +183,10 @@ class Stuck(FakeCluster):
         self.cancelled += job_ids
 
 
-def test_a_supervisor_ends_one_once_and_gives_its_dataset_to_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_supervisor_ends_one_once_and_gives_its_dataset_to_another(tmp_path: Path) -> None:
     run_dir, _ = unplanned(tmp_path, cluster="slurm")
-    cluster, now, said = Stuck(), [0.0], list[str]()
-    supervisor = Supervisor(run_dir, cluster, tell=said.append)
-    monkeypatch.setattr(supervisor, "_silence", Silence(run_dir, lambda: now[0]))
+    cluster, clock, said = Stuck(), SetClock(), list[str]()
+    supervisor = Supervisor(run_dir, cluster, tell=said.append, clock=clock)
     assert not supervisor.step()
     (job,) = cluster.submitted
     ledger, datasets = Ledger(run_dir, "requests"), [whole("a"), whole("b")]
@@ -198,11 +196,11 @@ def test_a_supervisor_ends_one_once_and_gives_its_dataset_to_another(
     assert not supervisor.step()
     while not cluster.cancelled:
         assert ledger.claimable(datasets) == datasets[1:]
-        now[0] += MOST_BETWEEN_SECONDS
+        clock.sleep(MOST_BETWEEN_SECONDS)
         assert not supervisor.step()
-    assert now[0] >= LEAST
+    assert clock.slept >= LEAST
     assert ledger.claimable(datasets) == datasets
-    now[0] += MOST_BETWEEN_SECONDS
+    clock.sleep(MOST_BETWEEN_SECONDS)
     assert not supervisor.step()
     assert cluster.cancelled == ["1"]
     assert [event for event in said if event.startswith("build job build0_0: no sign of life for ")]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.clocks import SetClock
 from tests.decisions import (
     DIR,
     KEEP,
@@ -231,11 +232,11 @@ def test_an_answer_is_due_after_the_longest_that_may_be() -> None:
 
 
 def test_signs_of_life_are_changes_of_records_by_the_supervisors_own_clock(tmp_path: Path) -> None:
-    now = [100.0]
-    silence = Silence(RunDir(tmp_path), lambda: now[0])
+    clock = SetClock(100)
+    silence = Silence(RunDir(tmp_path), clock)
 
     def seen(found: Facts, after: float) -> dict[str, float]:
-        now[0] += after
+        clock.sleep(after)
         return dict(silence.of(RUN, found).silent)
 
     first = running()

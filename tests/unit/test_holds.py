@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.clocks import SetClock
 from tests.decisions import DIR, RUN, TRIAL, facts, submitted, tasks
 from tests.reviewer import FakeCluster, Reviewer
 from tests.run_dirs import unplanned
@@ -217,8 +218,11 @@ class Leaving:
         self.cluster, self.told = Holding(), list[str]()
         self.cluster.held = held
         self.next_one = jobs.supervisor_name(run, 2)
-        self.supervisor = Supervisor(run_dir, self.cluster, minutes=60, tell=self.told.append)
-        self.cluster.submit(jobs.supervisor_job(run, run_dir, 2))
+        self.clock = SetClock()
+        self.supervisor = Supervisor(
+            run_dir, self.cluster, minutes=60, tell=self.told.append, clock=self.clock
+        )
+        self.cluster.submit(jobs.supervisor_job(run, run_dir, 2, time.time()))
         self.supervisor.leave_soon()
 
 
@@ -231,14 +235,11 @@ def test_a_supervisor_goes_on_while_a_person_holds_the_next_one(tmp_path: Path, 
     assert "job 1 is held" in said
 
 
-def test_it_leaves_when_the_next_one_is_released(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_leaves_when_the_next_one_is_released(tmp_path: Path) -> None:
     leaving = Leaving(tmp_path, Hold.USER)
     assert not leaving.supervisor.step()
     leaving.cluster.held = Hold.NONE
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + LOOK_SECONDS + 1)
+    leaving.clock.sleep(LOOK_SECONDS + 1)
     assert leaving.supervisor.step()
     assert len(leaving.cluster.supervisors()) == 1
 

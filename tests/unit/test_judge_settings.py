@@ -1,6 +1,7 @@
 """What settings say of a judge, before anything is submitted; and its part in a run's name."""
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -149,11 +150,18 @@ def test_only_the_judges_job_and_the_supervisor_get_the_key(
         jobs.keeper_job(run, run_dir, ROUND, node),
         jobs.trials_job(run, run_dir, ROUND, node),
         jobs.node_job(run, run_dir, ROUND, node),
-        *(pullers_job(run, run_dir, kind, 0, 1) for kind in Pullers if kind is not Pullers.JUDGE),
+        *(
+            pullers_job(run, run_dir, kind, 0, 1, time.time())
+            for kind in Pullers
+            if kind is not Pullers.JUDGE
+        ),
     ]
     for job in others:
         assert "JUDGE_KEY" not in passed(job), job.name
-    both = [pullers_job(run, run_dir, Pullers.JUDGE, 0, 1), jobs.supervisor_job(run, run_dir, 1)]
+    both = [
+        pullers_job(run, run_dir, Pullers.JUDGE, 0, 1, time.time()),
+        jobs.supervisor_job(run, run_dir, 1, time.time()),
+    ]
     for job in both:
         assert "JUDGE_KEY" in passed(job)
         assert "sk-secret" not in job.model_dump_json()
@@ -164,9 +172,9 @@ def test_only_a_supervisor_keeps_what_proves_the_user_to_the_scheduler() -> None
     by_server = make_run(settings=settings(base_url="http://judge/v1", model="judge"))
     by_checkpoint = make_run(settings=settings(checkpoint="/judge"))
     for run in (by_server, by_checkpoint):
-        assert jobs.supervisor_job(run, run_dir, 1).submits
+        assert jobs.supervisor_job(run, run_dir, 1, time.time()).submits
         for kind in Pullers:
-            assert not pullers_job(run, run_dir, kind, 0, 1).submits, kind
+            assert not pullers_job(run, run_dir, kind, 0, 1, time.time()).submits, kind
         for make in (jobs.keeper_job, jobs.trials_job, jobs.node_job):
             assert not make(run, run_dir, ROUND, node).submits
 

@@ -4,12 +4,12 @@ Tasks that stay in Slurm's COMPLETING, as after a hang, hold up no run. With mor
 each asks less often.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.clocks import SetClock
 from tests.decisions import DIR, KEEP, RUN, SPANS, TRIAL, facts, submitted, waiting_for
 from tests.random_examples import examples
 from tests.reviewer import FakeCluster
@@ -41,18 +41,18 @@ class Says(FakeCluster):
         return [task for task in self.tasks if task.name.startswith(prefix)]
 
 
-def polls(cluster: Says, clock: Callable[[], float]) -> Polls:
+def polls(cluster: Says, clock: SetClock) -> Polls:
     return Polls(cluster, TRIAL[0], clock)
 
 
 def test_a_task_that_does_not_end_is_gone_after_a_while() -> None:
-    now = [50.0]
+    clock = SetClock(50)
     running = STUCK.model_copy(update={"index": 1, "completing": False})
-    asked = polls(Says(STUCK, running), lambda: now[0])
+    asked = polls(Says(STUCK, running), clock)
     assert asked.tasks() == [STUCK, running]
-    now[0] += GONE_SECONDS - 1
+    clock.sleep(GONE_SECONDS - 1)
     assert asked.tasks() == [STUCK, running]
-    now[0] += 1
+    clock.sleep(1)
     gone, other = asked.tasks()
     assert (gone.state, other) == (State.ENDED, running)
     # What it worked on is not blamed: work that ends its jobs is given up after a few of them.
@@ -62,11 +62,12 @@ def test_a_task_that_does_not_end_is_gone_after_a_while() -> None:
 @given(st.lists(st.tuples(st.floats(0, GONE_SECONDS), st.booleans()), max_size=30))
 @examples(50)
 def test_only_who_completes_all_that_time_is_gone(seen: list[tuple[float, bool]]) -> None:
-    now, since = 0.0, None
+    clock, since = SetClock(0), None
     cluster = Says()
-    asked = polls(cluster, lambda: now)
+    asked = polls(cluster, clock)
     for pause, is_completing in seen:
-        now += pause
+        clock.sleep(pause)
+        now = clock.now()
         since = (now if since is None else since) if is_completing else None
         cluster.tasks = (STUCK.model_copy(update={"completing": is_completing}),)
         (found,) = asked.tasks()
@@ -120,10 +121,10 @@ def test_only_living_supervisors_count_and_each_run_once() -> None:
 
 
 def test_a_run_hears_of_its_own_tasks_alone_and_slows_down_for_others() -> None:
-    now, mine = [0.0], task(TRIAL[0])
-    asked = polls(Says(mine, *(task(f"ce-step-{n}.abc-super1") for n in range(9))), lambda: now[0])
+    clock, mine = SetClock(0), task(TRIAL[0])
+    asked = polls(Says(mine, *(task(f"ce-step-{n}.abc-super1") for n in range(9))), clock)
     assert asked.tasks() == [mine]
     assert asked.slower == 1  # it begins at the full pace
-    now[0] += FULL_PACE_SECONDS
+    clock.sleep(FULL_PACE_SECONDS)
     assert asked.tasks() == [mine]
     assert asked.slower == 3

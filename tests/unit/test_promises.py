@@ -1,5 +1,6 @@
 """Room beside one's other runs: promises, limits, and two runs that choose at once."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from tests.plans import changed
 from tests.reviewer import FakeCluster
 
 from coordinate_eval import _files
+from coordinate_eval._clock import SystemClock
 from coordinate_eval.clusters.protocol import Cluster, Node, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import LimitSettings, Settings
 from coordinate_eval.coordinator.planning.plan import NodeCapacity
@@ -159,7 +161,7 @@ def supervised(
     run = make_run(id=name, nonce=name, created=created, settings=settings)
     run_dir = RunDir(folder / name)
     run_dir.root.mkdir()
-    return run, OtherRuns(run_dir, run, cluster or Queue())
+    return run, OtherRuns(run_dir, run, cluster or Queue(), SystemClock())
 
 
 WANTED = [RoundNode(name="n1", gpu_type="h200", trials=8)]
@@ -319,7 +321,7 @@ def test_arrays_shrink_to_the_limit_of_jobs(tmp_path: Path) -> None:
         number=0, created=0, minutes=1, nodes=[RoundNode(name="n1", gpu_type="h200", trials=2)]
     )
     one.take(run, 0, begun.nodes)
-    job = jobs.supervisor_job(run, RunDir(tmp_path), 1).model_copy(update={"count": 8})
+    job = jobs.supervisor_job(run, RunDir(tmp_path), 1, time.time()).model_copy(update={"count": 8})
     fitting = two.fit(job)
     assert fitting is not None
     assert fitting.count == 3
@@ -335,7 +337,7 @@ def test_a_judge_waits_for_the_limit_of_gpus(tmp_path: Path) -> None:
     _, two = supervised(tmp_path, "two", 2, gpus=3)
     one.available(run)
     one.take(run, 0, [RoundNode(name="n1", gpu_type="h200", trials=2)])
-    job = jobs.supervisor_job(run, RunDir(tmp_path), 1).model_copy(update={"gpus": 1})
+    job = jobs.supervisor_job(run, RunDir(tmp_path), 1, time.time()).model_copy(update={"gpus": 1})
     assert two.fit(job) == job
     assert two.fit(job.model_copy(update={"gpus": 2})) is None
     assert "limits.gpus = 3" in _why_waiting(RunDir(tmp_path / "two"))

@@ -1,7 +1,6 @@
 """Runs whose trials stand in the scheduler's queue, and start where GPUs become free."""
 
 import json
-import time
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn
@@ -9,7 +8,7 @@ from typing import NoReturn
 import pytest
 from tests.decisions import DIR, facts, make_run, submits, submitted, tasks
 from tests.plan_examples import planned
-from tests.reviewer import FakeCluster, Reviewer
+from tests.reviewer import FakeCluster, Reviewer, plan_now
 from tests.tiny import tiny_model
 
 from coordinate_eval.clusters.protocol import Busy, Hold, Node, State, Waits
@@ -27,7 +26,6 @@ from coordinate_eval.coordinator.supervisor.placing.search import next_round
 from coordinate_eval.coordinator.supervisor.placing.write_plan import (
     NothingFree,
     may_queue,
-    write_plan,
 )
 from coordinate_eval.coordinator.supervisor.values import Cancel, Release, Submit
 from coordinate_eval.errors import PlaceGone, UserError
@@ -52,7 +50,7 @@ def test_a_queued_run_is_planned_for_the_gpus_of_which_there_are_most(reviewer: 
     run, cluster = read_run(run_dir), reviewer.cluster
     link_found(run, run_dir)
     cluster.free, cluster.busy = [], FULL
-    made = write_plan(run_dir, run, cluster, time.time())
+    made = plan_now(run_dir, run, cluster)
     (round_,) = read_rounds(run_dir)
     (node,) = round_.nodes
     assert (node.name, node.gpu_type, node.trials) == (ANY_NODE, "h200", 3)
@@ -115,7 +113,7 @@ def test_a_run_that_begins_on_a_few_free_gpus_may_grow_to_what_it_would_queue_fo
     run, cluster = read_run(run_dir), reviewer.cluster
     link_found(run, run_dir)
     cluster.free, cluster.busy = [free_gpus(free)], FULL
-    made = write_plan(run_dir, run, cluster, time.time())
+    made = plan_now(run_dir, run, cluster)
     (round_,) = read_rounds(run_dir)
     trials = sum(node.trials for node in round_.nodes)
     assert trials == free
@@ -134,7 +132,7 @@ def test_who_names_nodes_or_does_not_wait_stands_in_no_queue(
     cluster.free, cluster.busy = [], FULL
     assert not may_queue(run, cluster)
     with pytest.raises(NothingFree):
-        write_plan(run_dir, run, cluster, time.time())
+        plan_now(run_dir, run, cluster)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +151,7 @@ def test_a_partition_that_takes_no_jobs_is_waited_for_and_a_lost_reservation_is_
 
     cluster.nodes = nodes  # type: ignore[method-assign]
     with pytest.raises(expected, match=str(error)):
-        write_plan(run_dir, run, cluster, time.time())
+        plan_now(run_dir, run, cluster)
 
 
 def test_whole_nodes_and_a_cluster_of_this_process_have_no_queue_to_stand_in() -> None:

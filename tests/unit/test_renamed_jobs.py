@@ -1,6 +1,7 @@
 """A site that changes the names of jobs, by which a run finds them."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ class Site:
 
     def supervise(self, *, in_job: bool = True) -> int:
         """Do what the supervisor's job does, and return its exit status."""
-        number = self.cluster.submit(jobs.supervisor_job(self.run, self.dir, 1))
+        number = self.cluster.submit(jobs.supervisor_job(self.run, self.dir, 1, time.time()))
         if in_job:
             self._monkeypatch.setenv(TASK_VARIABLE, f"{number}.0")
         else:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.clocks import SetClock
 from tests.decisions import DIR, KEEP, ROUND, RUN, TRIAL, facts, submitted, tasks
 from tests.shown_runs import SUPERVISOR, ask, pending
 from tests.slurm_nodes import task_of
@@ -235,11 +236,11 @@ def test_a_run_goes_on_as_long_as_one_job_may_start_or_somebody_holds_it(
 
 
 def test_the_time_in_which_nothing_starts_begins_again_when_something_may(tmp_path: Path) -> None:
-    now = [0.0]
-    silence = Silence(RunDir(tmp_path), lambda: now[0])
+    clock = SetClock(0)
+    silence = Silence(RunDir(tmp_path), clock)
 
     def stuck(seconds: float, reason: str) -> float:
-        now[0] += seconds
+        clock.sleep(seconds)
         return silence.of(RUN, facts(tasks=waiting(TRIAL[0], reason))).stuck
 
     assert stuck(0, "InvalidQOS") == 0

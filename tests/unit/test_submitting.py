@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.clocks import SetClock
 from tests.decisions import KEEP, RUN, TRIAL, facts, make_run, tasks, waiting_for
 from tests.incidents import incident
 from tests.reviewer import FakeCluster
@@ -70,6 +71,7 @@ class Desk:
             fit=lambda job: job,
             tell=self.said.append,
             note=self.said.append,
+            clock=SetClock(),
         )
 
     def submit(

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.clocks import SetClock
 from tests.decisions import make_run
 from tests.incidents import incident
 from tests.reviewer import FakeCluster
@@ -22,7 +23,6 @@ from coordinate_eval.coordinator.run.records import (
     StageProgress,
     TrialProgress,
 )
-from coordinate_eval.coordinator.supervisor import ending
 from coordinate_eval.coordinator.supervisor.ending import nodes_to_sweep, sweep
 from coordinate_eval.coordinator.workers.on_node import node_memory
 from coordinate_eval.errors import SubmitRefused
@@ -129,7 +129,7 @@ class Cluster(FakeCluster):
 
 def swept(run_dir: RunDir, cluster: Cluster) -> list[Job]:
     run = make_run(folder=str(run_dir.root), settings={"stage": {"root": str(run_dir.root)}})
-    sweep(run, run_dir, cluster, 0.001, note=lambda step: None)
+    sweep(run, run_dir, cluster, 0.001, SetClock(), note=lambda step: None)
     return cluster.submitted
 
 
@@ -146,10 +146,7 @@ def test_a_small_job_on_the_node_removes_what_nobody_holds(run_dir: RunDir, tmp_
     os.close(living)
 
 
-def test_a_node_that_is_taken_is_left_to_the_next_keeper(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ending, "SWEEP_SECONDS", 0.1)
+def test_a_node_that_is_taken_is_left_to_the_next_keeper(run_dir: RunDir) -> None:
     keeper(run_dir, "ready")
     cluster = Cluster(busy=True)
     [job] = swept(run_dir, cluster)

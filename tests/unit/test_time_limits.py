@@ -1,5 +1,6 @@
 """Jobs stay within the time limits of a site, and a run within the jobs that it may have."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -55,14 +56,14 @@ def test_no_other_job_asks_for_more(tmp_path: Path) -> None:
     run, run_dir = limited(), RunDir(tmp_path / "run")
     made = make_round(run, 0, 0.0, nodes(2), shards(1e6), ready_seconds=0, floor_seconds={})
     keeper = jobs.keeper_job(run, run_dir, made, made.nodes[0])
-    supervisor = jobs.supervisor_job(run, run_dir, 1)
+    supervisor = jobs.supervisor_job(run, run_dir, 1, time.time())
     assert keeper.minutes == 30
     assert keeper.argv[-1] == "30"
     assert supervisor.minutes == 20
     assert supervisor.argv[-2:] == ("--minutes", "20")
     for kind in Pullers:
-        assert pullers_job(run, run_dir, kind, 0, 4).minutes <= 20
-    assert jobs.supervisor_job(limited(JobLimits()), run_dir, 1).minutes == 240
+        assert pullers_job(run, run_dir, kind, 0, 4, time.time()).minutes <= 20
+    assert jobs.supervisor_job(limited(JobLimits()), run_dir, 1, time.time()).minutes == 240
 
 
 def cost(**values: object) -> Cost:

@@ -28,10 +28,12 @@ def asked(limits: JobLimits, now: float, tmp_path: Path) -> dict[str, int]:
     """The time limit of each kind of job of a long run."""
     run, run_dir = limited(limits), RunDir(tmp_path / "run")
     made = make_round(run, 0, now, nodes(2), shards(1e6), ready_seconds=0, floor_seconds={})
-    found = {str(kind): pullers_job(run, run_dir, kind, 0, 1).minutes for kind in Pullers}
+    found = {
+        str(kind): pullers_job(run, run_dir, kind, 0, 1, time.time()).minutes for kind in Pullers
+    }
     found["trial"] = made.minutes
     found["keeper"] = jobs.keeper_job(run, run_dir, made, made.nodes[0]).minutes
-    supervisor = jobs.supervisor_job(run, run_dir, 1)
+    supervisor = jobs.supervisor_job(run, run_dir, 1, time.time())
     assert supervisor.argv[-2:] == ("--minutes", str(supervisor.minutes))
     return {**found, "supervisor": supervisor.minutes}
 

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.clocks import SetClock
 from tests.decisions import ROUND, make_run
 from tests.incidents import ECC, judge, trial
 from tests.reviewer import FakeCluster
@@ -320,9 +321,10 @@ def test_words_of_a_checkpoint_make_no_other_run_avoid_a_node(tmp_path: Path, wo
         died = trial(f"{node}-0", node, cause="engine start", message=said, log=str(log))
         _files.write_record(run_dir.trial(died.trial), died)
         diagnose(run_dir, settings)
+        clock = SetClock()
         search = Search(
-            run_dir, cluster, OtherRuns(run_dir, run, cluster), 1.0,
-            tell=lambda _: None, note=lambda _: None,
+            run_dir, cluster, OtherRuns(run_dir, run, cluster, clock), 1.0,
+            tell=lambda _: None, note=lambda _: None, clock=clock,
         )  # fmt: skip
         search.avoid_broken_nodes(run)
         runs.append((run_dir, run, node))

@@ -146,7 +146,7 @@ def planned_jobs(planned: PlannedRun, cluster: Cluster, run_dir: RunDir) -> Iter
     """Yield every job that the plan leads to, in the order of submission."""
     run, round_ = planned.run, planned.round
     if not cluster.local:
-        yield jobs.supervisor_job(run, run_dir, 1)
+        yield jobs.supervisor_job(run, run_dir, 1, run.created)
     for node in round_.nodes:
         if run.exclusive:
             yield jobs.node_job(run, run_dir, round_, node)
@@ -162,7 +162,9 @@ def planned_jobs(planned: PlannedRun, cluster: Cluster, run_dir: RunDir) -> Iter
 
 def _pullers(run: Run, run_dir: RunDir, kind: Pullers) -> Job:
     """Return the first array of pullers."""
-    return pullers.pullers_job(run, run_dir, kind, 0, pullers.useful_pullers(run, kind))
+    return pullers.pullers_job(
+        run, run_dir, kind, 0, pullers.useful_pullers(run, kind), run.created
+    )
 
 
 def check_outputs(html: Path | None, scripts: Path | None) -> None:

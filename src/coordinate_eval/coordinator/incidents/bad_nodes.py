@@ -15,6 +15,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from coordinate_eval import _files
+from coordinate_eval._clock import growing
 from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.incidents.incident import Incident, of_engines, read_incidents
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -63,7 +64,7 @@ def avoid(settings: Settings, node: str, why: str, evidence: str, now: float) ->
     if seconds <= 0 or (known is not None and evidence in known.evidence):
         return None
     times = 1 if known is None or now - known.until > LONGEST_SECONDS else known.times + 1
-    until = now + min(LONGEST_SECONDS, seconds * 2 ** min(times - 1, 20))
+    until = now + growing(seconds, times - 1, LONGEST_SECONDS)
     seen = [*(known.evidence if known is not None else []), evidence][-MOST_EVIDENCE:]
     new = Avoided(node=node, until=until, why=why, evidence=seen, times=times)
     folder = avoided_folder(settings)

@@ -2,7 +2,6 @@
 
 import math
 import re
-import time
 from collections.abc import Iterator
 
 from coordinate_eval import _files
@@ -190,10 +189,10 @@ def is_whole(job: Job) -> bool:
     return job.argv[len(program("")) :][:1] == ("_node",)
 
 
-def supervisor_job(run: Run, run_dir: RunDir, epoch: int) -> Job:
-    """Return the job of a supervisor."""
+def supervisor_job(run: Run, run_dir: RunDir, epoch: int, now: float) -> Job:
+    """Return the job of a supervisor, as it may be from `now` on."""
     name = supervisor_name(run, epoch)
-    minutes = allowed_minutes(run, WAITING_MINUTES)
+    minutes = allowed_minutes(run, WAITING_MINUTES, now)
     argv = (*program(run.python), "_supervise", str(run_dir.root))
     return Job(
         name=name,
@@ -246,10 +245,10 @@ def longest_trial(run: Run, now: float) -> tuple[int, str]:
     return min(bounds, key=lambda bound: bound[0])
 
 
-def allowed_minutes(run: Run, minutes: int) -> int:
-    """Return a time limit that settings and scheduler allow a job without GPUs that starts now."""
+def allowed_minutes(run: Run, minutes: int, now: float) -> int:
+    """Return a time limit that settings and scheduler allow a job without GPUs from `now` on."""
     most = min(minutes, run.settings.trial.max_minutes)
-    return run.limits.allowed(most, time.time(), gpu_work=False)
+    return run.limits.allowed(most, now, gpu_work=False)
 
 
 def within(job: Job, limits: JobLimits, now: float) -> Job:

@@ -147,7 +147,7 @@ def more_pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: i
     count = wanted - free if arrays else useful_pullers(run, kind, facts.cores)
     if kind is Pullers.BUILD:  # no other work of this kind comes later
         count = min(count, waiting)
-    return [Submit(pullers_job(run, run_dir, kind, len(arrays), count))]
+    return [Submit(pullers_job(run, run_dir, kind, len(arrays), count, facts.now))]
 
 
 def is_hopeful(run: Run, facts: Facts, kind: Pullers) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from coordinate_eval._clock import growing
 from coordinate_eval.clusters.protocol import State
 from coordinate_eval.coordinator.incidents.incident import (
     Incident,
@@ -41,9 +42,8 @@ POLLS_PER_REPLACEMENT = 6
 
 def replace_lost(run: Run, facts: Facts) -> list[Action]:
     """Start a round beside those that go on, for as many trials as are missing and pay."""
-    pause = POLLS_PER_REPLACEMENT * run.settings.supervisor.poll_seconds
-    pause *= 2.0 ** min(facts.fruitless_rounds, 32)
-    if facts.now - facts.asked < pause:
+    first = POLLS_PER_REPLACEMENT * run.settings.supervisor.poll_seconds
+    if facts.now - facts.asked < growing(first, facts.fruitless_rounds):
         return []
     missing = missing_trials(run, facts)
     return [NewRound(missing)] if missing > 0 else []
@@ -264,8 +264,7 @@ def next_round(run: Run, facts: Facts) -> list[Action]:
         return waiting_for_scores(run, facts, "trials died on each shard that is left")
     pause = 0.0 if found else ROUND_PAUSE_SECONDS * facts.idle_rounds
     if facts.waits:
-        doubled = ROUND_PAUSE_SECONDS * 2 ** min(facts.waits, 16)
-        pause = max(pause, min(LONGEST_PAUSE_SECONDS, doubled))
+        pause = max(pause, growing(ROUND_PAUSE_SECONDS, facts.waits, LONGEST_PAUSE_SECONDS))
     if not facts.claimable["outputs"] or facts.now - facts.asked < pause:
         return []
     # What lost trials held is claimable at the next poll.

@@ -1,13 +1,13 @@
 """The end of a run: results, its last jobs, and what killed processes left on its nodes."""
 
 import contextlib
-import time
 from collections import defaultdict
 from collections.abc import Callable, Set
 from math import inf
 from typing import Any
 
 from coordinate_eval import _files
+from coordinate_eval._clock import Clock
 from coordinate_eval.clusters.protocol import Cluster, State, TaskStatus
 from coordinate_eval.coordinator.incidents.incident import Incident
 from coordinate_eval.coordinator.report import results as report
@@ -61,6 +61,7 @@ def drain(
     cluster: Cluster,
     poll_seconds: float,
     check: Callable[[], None],
+    clock: Clock,
     successors: Set[str] = frozenset(),
 ) -> None:
     """Cancel all jobs but keepers, and wait for keepers to end. Cancel those that stay.
@@ -72,6 +73,7 @@ def drain(
         cluster: the scheduler.
         poll_seconds: between two polls, at most.
         check: raises where the run has another supervisor, whose jobs are left alone.
+        clock: of the supervisor.
         successors: jobs of supervisors that waited in the queue when the run ended. They are
             cancelled, too; one of a run that is resumed meanwhile is not.
     """
@@ -80,7 +82,7 @@ def drain(
         may_stay = jobs.is_keeper(run, task.name) and task.state is not State.PENDING
         return cluster.local or not may_stay
 
-    wait_for_jobs(run, cluster, poll_seconds, check, leaves, successors=successors)
+    wait_for_jobs(run, cluster, poll_seconds, check, clock, leaves, successors=successors)
 
 
 def wait_for_jobs(
@@ -88,6 +90,7 @@ def wait_for_jobs(
     cluster: Cluster,
     poll_seconds: float,
     check: Callable[[], None],
+    clock: Clock,
     leaves: Callable[[TaskStatus], bool] = lambda task: False,
     *,
     seconds: float = DRAIN_SECONDS,
@@ -98,10 +101,10 @@ def wait_for_jobs(
     Cancel at once those of which `leaves` is true, and all others after `seconds`. The other
     arguments are those of `drain`.
     """
-    give_up = time.monotonic() + seconds
+    give_up = clock.passed() + seconds
     pause = min(1.0, poll_seconds)
     cancelled: set[str] = set()
-    while time.monotonic() < give_up + seconds:
+    while clock.passed() < give_up + seconds:
         with contextlib.suppress(ClusterError, OSError):
             tasks = [
                 t
@@ -112,12 +115,12 @@ def wait_for_jobs(
             if not tasks:
                 return
             check()
-            late = time.monotonic() > give_up
+            late = clock.passed() > give_up
             leaving = {t.job_id for t in tasks if late or leaves(t)}
             if leaving - cancelled:
                 cluster.cancel(sorted(leaving - cancelled))
                 cancelled |= leaving
-        time.sleep(pause)
+        clock.sleep(pause)
         pause = min(2 * pause, poll_seconds)
 
 
@@ -130,6 +133,7 @@ def sweep(
     run_dir: RunDir,
     cluster: Cluster,
     poll_seconds: float,
+    clock: Clock,
     check: Callable[[], None] = lambda: None,
     *,
     note: Callable[[str], None],
@@ -145,6 +149,7 @@ def sweep(
         run_dir: its folder.
         cluster: the scheduler.
         poll_seconds: between two polls, at most.
+        clock: of the caller.
         check: raises where the run has another supervisor.
         note: called with what is done, in words for a log.
     """
@@ -167,7 +172,7 @@ def sweep(
             break
     if swept:
         note(f"removing what killed processes left in the memory of {', '.join(swept)}")
-        wait_for_jobs(run, cluster, poll_seconds, check, seconds=SWEEP_SECONDS)
+        wait_for_jobs(run, cluster, poll_seconds, check, clock, seconds=SWEEP_SECONDS)
 
 
 def nodes_to_sweep(run_dir: RunDir) -> list[str]:

@@ -4,10 +4,10 @@ It goes on until that one has taken over, which may have to wait in the queue, o
 leave itself.
 """
 
-import time
 from collections.abc import Callable
 
 from coordinate_eval import _files
+from coordinate_eval._clock import Clock, growing
 from coordinate_eval._format import duration
 from coordinate_eval.clusters.protocol import End, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs, supervision
@@ -48,13 +48,19 @@ class Handover:
         submitter: of this supervisor.
         minutes: time limit of this supervisor's job.
         tell: called with what happens, in words for people.
+        clock: of the supervisor.
     """
 
     def __init__(
-        self, run_dir: RunDir, submitter: Submitter, minutes: float, tell: Callable[[str], None]
+        self,
+        run_dir: RunDir,
+        submitter: Submitter,
+        minutes: float,
+        tell: Callable[[str], None],
+        clock: Clock,
     ) -> None:
-        self._dir, self._submitter, self._tell = run_dir, submitter, tell
-        self._end = time.time() + minutes * 60
+        self._dir, self._submitter, self._tell, self._clock = run_dir, submitter, tell, clock
+        self._end = clock.now() + minutes * 60
         self._when = self._end - min(HANDOVER_SECONDS, minutes * 15)
         self._leaves = self._end - min(LEAVE_SECONDS, minutes * 7.5)
         self._was_asked = False
@@ -73,12 +79,12 @@ class Handover:
     @property
     def due(self) -> bool:
         """Return whether it is time to submit the next supervisor, or to look after it."""
-        return time.time() > self._when
+        return self._clock.now() > self._when
 
     @property
     def has_to_leave(self) -> bool:
         """Return whether this supervisor was asked to leave, or its time is up."""
-        return self._was_asked or time.time() > self._leaves
+        return self._was_asked or self._clock.now() > self._leaves
 
     def submit(self, run: Run, tasks: list[TaskStatus], epoch: int) -> Finish | bool:
         """Submit the supervisor of this epoch, which takes over when it starts, if none is there.
@@ -100,13 +106,13 @@ class Handover:
             if words != self._held:
                 self._held = words
                 self._tell(f"the next supervisor does not start: {words}")
-            self._when = time.time() + LOOK_SECONDS
+            self._when = self._clock.now() + LOOK_SECONDS
             return False
         # This process may have submitted one before it was killed and started again.
         if not waiting:
-            job = jobs.supervisor_job(run, self._dir, epoch)
+            job = jobs.supervisor_job(run, self._dir, epoch, self._clock.now())
             if self._tries and all(task.name != job.name for task in alive):
-                pause = 0.0 if self.has_to_leave else max(0.0, self._again - time.time())
+                pause = 0.0 if self.has_to_leave else max(0.0, self._again - self._clock.now())
                 self._tell(self._how_it_died(job.name, tasks, pause))
                 if pause:
                     self._when = min(self._again, self._leaves)
@@ -117,14 +123,14 @@ class Handover:
                 if isinstance(error, SettingsRefused) and self._was_asked:
                     return Finish(f"the scheduler refused {job.name}: {str(error).splitlines()[0]}")
                 self._tell(f"no next supervisor yet: {error}")
-                self._when = time.time() + FIRST_PAUSE_SECONDS
+                self._when = self._clock.now() + FIRST_PAUSE_SECONDS
                 return False
-            submitted = Submitted(job=job, job_id=job_id, time=time.time())
+            submitted = Submitted(job=job, job_id=job_id, time=self._clock.now())
             _files.write_record(self._dir.job(job.name), submitted)
             if all(task.job_id != job_id for task in alive):
-                pause = min(LONGEST_PAUSE_SECONDS, LOOK_SECONDS * 2 ** min(self._tries, 16))
-                self._tries, self._again = self._tries + 1, time.time() + pause
-        self._when = min(time.time() + LOOK_SECONDS, self._leaves)
+                pause = growing(LOOK_SECONDS, self._tries, LONGEST_PAUSE_SECONDS)
+                self._tries, self._again = self._tries + 1, self._clock.now() + pause
+        self._when = min(self._clock.now() + LOOK_SECONDS, self._leaves)
         return True
 
     def _how_it_died(self, name: str, tasks: list[TaskStatus], pause: float) -> str:

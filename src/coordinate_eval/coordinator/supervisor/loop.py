@@ -6,12 +6,12 @@ with the lower epoch leaves.
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Set
 from dataclasses import replace
 from typing import Any
 
 from coordinate_eval import _files
+from coordinate_eval._clock import Clock, SystemClock, growing
 from coordinate_eval._format import plural
 from coordinate_eval.clusters.protocol import Cluster, State, TaskStatus
 from coordinate_eval.coordinator.incidents import judge, remedies
@@ -83,6 +83,7 @@ class Supervisor:
         tell: called with what happens, in words for people.
         ended: called with the results when the run has ended, before its last jobs leave.
         note: called with each step that is taken, in words for a log.
+        clock: the time, which everything here is told by.
     """
 
     def __init__(
@@ -96,7 +97,10 @@ class Supervisor:
         tell: Callable[[str], None] = lambda event: None,
         ended: Callable[[dict[str, Any]], None] = lambda results: None,
         note: Callable[[str], None] = lambda step: None,
+        clock: Clock | None = None,
     ) -> None:
+        clock = clock or SystemClock()
+        self._clock = clock
         self._dir = run_dir
         self._run = read_run(run_dir)
         self._cluster = cluster
@@ -105,9 +109,9 @@ class Supervisor:
         self._note = note
         self._cores = self._run.settings.local.cores if cluster.local else None
         self._estimated: frozenset[str] = frozenset()
-        self._silence = Silence(run_dir)
+        self._silence = Silence(run_dir, clock)
         self._judge = judge.Judge(run_dir, self._run.settings, tell)
-        self._others = OtherRuns(run_dir, self._run, cluster)
+        self._others = OtherRuns(run_dir, self._run, cluster, clock)
         self._submitter = Submitter(
             run_dir,
             cluster,
@@ -115,14 +119,15 @@ class Supervisor:
             fit=self._others.fit,
             tell=tell,
             note=note,
+            clock=clock,
         )
-        self._handover = Handover(run_dir, self._submitter, minutes, tell)
+        self._handover = Handover(run_dir, self._submitter, minutes, tell, clock)
         self._successors: Set[str] = frozenset()
         self.results: dict[str, Any] | None = None
         self._poll_seconds = self._run.settings.supervisor.poll_seconds
         if cluster.local:
             self._poll_seconds = min(self._poll_seconds, LOCAL_POLL_SECONDS)
-        self._polls = Polls(cluster, jobs.prefix(self._run))
+        self._polls = Polls(cluster, jobs.prefix(self._run), clock)
         self._faults = self._silences = 0
         self._job_limit = False
         self._search = Search(
@@ -132,6 +137,7 @@ class Supervisor:
             self._poll_seconds,
             tell=tell,
             note=note,
+            clock=clock,
         )
         _files.never_make(run_dir.root)
         work_folder(run_dir)
@@ -156,6 +162,7 @@ class Supervisor:
                     self._dir,
                     self._cluster,
                     self._poll_seconds,
+                    self._clock,
                     self._check_epoch,
                     note=self._note,
                 )
@@ -255,7 +262,7 @@ class Supervisor:
         failures = self._faults + self._silences
         seconds = self._poll_seconds
         if failures:
-            seconds = min(MAX_BACKOFF_SECONDS, seconds * 2.0 ** min(failures, 16))
+            seconds = growing(seconds, failures, MAX_BACKOFF_SECONDS)
         return self._polls.slower * seconds
 
     def _decide(self, tasks: list[TaskStatus]) -> tuple[Facts, list[Action]]:
@@ -276,7 +283,7 @@ class Supervisor:
 
     def _facts(self, tasks: list[TaskStatus]) -> Facts:
         found = gather_facts(
-            self._dir, self._run, tasks, time.time(), self._submitter.arrays.idle, self._cores
+            self._dir, self._run, tasks, self._clock.now(), self._submitter.arrays.idle, self._cores
         )
         found = self._silence.of(self._run, found)
         if not self._job_limit and holds_up_trials(self._run, found):
@@ -366,17 +373,22 @@ class Supervisor:
 
     def _drain(self) -> None:
         ending.drain(
-            self._run, self._cluster, self._poll_seconds, self._check_epoch, self._successors
+            self._run,
+            self._cluster,
+            self._poll_seconds,
+            self._check_epoch,
+            self._clock,
+            self._successors,
         )
 
     def _wait(self, seconds: float, *, watch: bool) -> None:
         """Sleep until it is time to hand over or, with `watch`, something is there to be done."""
-        end = time.monotonic() + seconds
+        end = self._clock.passed() + seconds
         building = not self._run.planned and not self._is_built()
-        while time.monotonic() < end:
+        while self._clock.passed() < end:
             if self._handover.asked or (watch and self._is_due(building=building)):
                 return
-            time.sleep(min(1.0, max(0.2, self._poll_seconds / 10), self._poll_seconds))
+            self._clock.sleep(min(1.0, max(0.2, self._poll_seconds / 10), self._poll_seconds))
 
     def _is_due(self, *, building: bool) -> bool:
         """Return whether everything is scored or, after `building`, everything is built."""

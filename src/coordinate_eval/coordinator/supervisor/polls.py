@@ -2,12 +2,12 @@
 
 import math
 import os
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from coordinate_eval import _files
+from coordinate_eval._clock import Clock
 from coordinate_eval.clusters.protocol import Cluster, End, State, TaskStatus
 from coordinate_eval.coordinator.incidents.hangs import answer_seconds
 from coordinate_eval.coordinator.planning.plan import Plan
@@ -36,14 +36,12 @@ class Polls:
     Args:
         cluster: the scheduler.
         prefix: with which the names of the run's jobs begin.
-        clock: seconds from any moment on.
+        clock: of the supervisor.
     """
 
-    def __init__(
-        self, cluster: Cluster, prefix: str, clock: Callable[[], float] = lambda: time.monotonic()
-    ) -> None:
+    def __init__(self, cluster: Cluster, prefix: str, clock: Clock) -> None:
         self._cluster, self._prefix, self._clock = cluster, prefix, clock
-        self._began = clock()
+        self._began = clock.passed()
         self._completing: Mapping[tuple[str, int], float] = {}
         self.slower = 1.0
         """Factor on the time between two polls, for the user's runs beside this one."""
@@ -55,7 +53,7 @@ class Polls:
             ClusterSilent: the scheduler does not answer.
         """
         found = self._cluster.poll(jobs.PREFIX)
-        now = self._clock()
+        now = self._clock.passed()
         self.slower = slow_down(found) if now - self._began >= FULL_PACE_SECONDS else 1.0
         mine = [task for task in found if task.name.startswith(self._prefix)]
         keys = [(task.job_id, task.index) for task in mine if task.completing]
@@ -94,12 +92,12 @@ class Silence:
 
     Args:
         run_dir: the run.
-        clock: seconds from any moment on.
+        clock: of the supervisor.
     """
 
-    def __init__(self, run_dir: RunDir, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, run_dir: RunDir, clock: Clock) -> None:
         self._dir, self._clock = run_dir, clock
-        self._looked, self._passed = clock(), 0.0
+        self._looked, self._passed = clock.passed(), 0.0
         self._last: dict[str, tuple[object, float]] = {}
         self._stuck: float | None = None
         self._due: Mapping[str, float] | None = None
@@ -109,7 +107,7 @@ class Silence:
 
         And with those since nothing that the run waits for starts by itself.
         """
-        now = self._clock()
+        now = self._clock.passed()
         self._passed += min(MOST_BETWEEN_SECONDS, now - self._looked)
         self._looked = now
         if not never_starting(run, facts):

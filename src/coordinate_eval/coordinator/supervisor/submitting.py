@@ -1,11 +1,11 @@
 """Submitting the jobs of a run: each of them once, and what is refused for now again later."""
 
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Callable
 
 from coordinate_eval import _files
+from coordinate_eval._clock import Clock, growing
 from coordinate_eval._format import plural
 from coordinate_eval.clusters.protocol import Cluster, Job, JobLimits, State, TaskStatus
 from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided, suspected_nodes
@@ -42,12 +42,10 @@ class CurrentLimits:
 
     Args:
         cluster: the scheduler.
-        clock: seconds from any moment on.
+        clock: of the supervisor.
     """
 
-    def __init__(
-        self, cluster: Cluster, clock: Callable[[], float] = lambda: time.monotonic()
-    ) -> None:
+    def __init__(self, cluster: Cluster, clock: Clock) -> None:
         self._cluster, self._clock = cluster, clock
         self._limits = JobLimits()
         self._due = float("-inf")
@@ -57,14 +55,14 @@ class CurrentLimits:
 
         It was made within the limits that the run knew, and stays so where none are told.
         """
-        now = self._clock()
+        now = self._clock.passed()
         if now >= self._due:
             self._due = now + NO_ANSWER_SECONDS
             # What is wrong with the settings is said by the submission itself.
             with contextlib.suppress(ClusterError, UserError):
                 self._limits = self._cluster.limits()
                 self._due = now + LIMITS_SECONDS
-        return jobs.within(job, self._limits, time.time())
+        return jobs.within(job, self._limits, self._clock.now())
 
 
 FIRST_PAUSE_SECONDS = 15.0
@@ -113,6 +111,7 @@ class Submitter:
         strict: raise `SubmitRefused` if the scheduler refuses the run's first job.
         tell: called with an event for the user.
         note: called with each step that is taken, in words for a log.
+        clock: of the supervisor.
     """
 
     def __init__(
@@ -124,8 +123,10 @@ class Submitter:
         fit: Callable[[Job], Job | None],
         tell: Callable[[str], None],
         note: Callable[[str], None],
+        clock: Clock,
     ) -> None:
         self._dir = run_dir
+        self._clock = clock
         self._cluster = cluster
         self._strict = strict
         self._fit = fit
@@ -133,7 +134,7 @@ class Submitter:
         self._note = note
         self._refused: dict[str, Refusal] = {}
         self._most_tasks: int | None = None
-        self._limits = CurrentLimits(cluster)
+        self._limits = CurrentLimits(cluster, clock)
         self.arrays = Arrays(run_dir)
 
     def submit(self, run: Run, action: Submit, facts: Facts) -> Finish | None:
@@ -208,7 +209,7 @@ class Submitter:
 
         They must exist: Slurm refuses a name that it does not know. If all do, none is avoided.
         """
-        now = time.time()
+        now = self._clock.now()
         suspected = suspected_nodes(self._dir, run, now)
         avoided = read_avoided(run.settings, now).keys() | suspected.keys()
         if kind_of(run, job.name) is Pullers.JUDGE:
@@ -244,7 +245,7 @@ class Submitter:
             return self._end(run, job, words, facts) if settings else None
         last = self._refused.get(what)
         tries = last.tries + 1 if last is not None and last.passes is later else 1
-        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, 16))
+        pause = growing(FIRST_PAUSE_SECONDS, tries - 1, LONGEST_PAUSE_SECONDS)
         given_up = settings or (tries >= MAX_REFUSALS and not later)
         self._refused[what] = Refusal(
             job=job.name,
@@ -289,7 +290,7 @@ class Submitter:
         return found is not None and found.job_id is not None
 
     def _record(self, job: Job, job_id: str | None, refusal: str = "") -> None:
-        submitted = Submitted(job=job, job_id=job_id, refusal=refusal, time=time.time())
+        submitted = Submitted(job=job, job_id=job_id, refusal=refusal, time=self._clock.now())
         # Another supervisor may have been first. Then its job stays.
         _files.create(self._dir.job(job.name), submitted.model_dump_json(by_alias=True, indent=1))
 

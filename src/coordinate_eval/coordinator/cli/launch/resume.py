@@ -4,6 +4,7 @@ import os
 import time
 
 from coordinate_eval import _files
+from coordinate_eval._clock import SystemClock
 from coordinate_eval._format import plural
 from coordinate_eval.clusters.protocol import Cluster, State
 from coordinate_eval.coordinator.cli.inquire.runs import name_for_commands
@@ -153,7 +154,7 @@ def cancel_run(run_dir: RunDir) -> None:
     try:
         with cluster:
             count = _cancel_all(run, cluster)
-            sweep(run, run_dir, cluster, POLL_SECONDS, note=say)
+            sweep(run, run_dir, cluster, POLL_SECONDS, SystemClock(), note=say)
     except ClusterSilent as error:
         raise ClusterSilent(
             f"{error}\nrun {run.id} is marked as cancelled: its supervisor ends it as soon as the "

@@ -1,7 +1,6 @@
 """Pullers: jobs on one core each that claim their work until none is left, submitted in arrays."""
 
 import math
-import time
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -101,11 +100,13 @@ def useful_pullers(run: Run, kind: Pullers, cores: int | None = None) -> int:
     return max(1, min(most_pullers(run, kind, cores), useful))
 
 
-def pullers_job(run: Run, run_dir: RunDir, kind: Pullers, number: int, count: int) -> Job:
-    """Return an array of pullers."""
+def pullers_job(
+    run: Run, run_dir: RunDir, kind: Pullers, number: int, count: int, now: float
+) -> Job:
+    """Return an array of pullers, as it may be from `now` on."""
     name = pullers_name(run, kind, number)
     if kind is Pullers.JUDGE and run.settings.judge.checkpoint:
-        return _serving_judge(run, run_dir, name)
+        return _serving_judge(run, run_dir, name, now)
     match kind:
         case Pullers.BUILD:
             memory_gib, minutes = run.settings.harness.memory_gib, WAITING_MINUTES
@@ -122,7 +123,7 @@ def pullers_job(run: Run, run_dir: RunDir, kind: Pullers, number: int, count: in
         count=count,
         cpus=1,
         memory_mib=math.ceil(memory_gib * 1024),
-        minutes=allowed_minutes(run, minutes),
+        minutes=allowed_minutes(run, minutes, now),
         needs=secrets(run) if kind is Pullers.JUDGE else (),
         without=() if kind is Pullers.JUDGE else secrets(run),
         folder=str(run_dir.work),
@@ -130,7 +131,7 @@ def pullers_job(run: Run, run_dir: RunDir, kind: Pullers, number: int, count: in
     )
 
 
-def _serving_judge(run: Run, run_dir: RunDir, name: str) -> Job:
+def _serving_judge(run: Run, run_dir: RunDir, name: str, now: float) -> Job:
     """Return the job that asks a judge which is a checkpoint, and has its server on GPUs."""
     place, trial = run.judge_place, run.settings.trial
     gib = JUDGE_MEMORY_GIB + trial.memory_gib * place.gpus + place.weights_gib
@@ -141,7 +142,7 @@ def _serving_judge(run: Run, run_dir: RunDir, name: str) -> Job:
         gpu_type=place.gpu_type,
         cpus=1 + trial.cpus * place.gpus,
         memory_mib=math.ceil(gib * 1024),
-        minutes=most_minutes(run, time.time()),
+        minutes=most_minutes(run, now),
         gpu_work=True,
         without=secrets(run),
         folder=str(run_dir.work),

@@ -170,7 +170,7 @@ def submit_supervisor(run_dir: RunDir, run: Run, cluster: Cluster) -> Submitted:
         SubmitRefused: The scheduler refuses it; has the scheduler's words.
     """
     work_folder(run_dir)
-    job = jobs.supervisor_job(run, run_dir, latest_epoch(run_dir) + 1)
+    job = jobs.supervisor_job(run, run_dir, latest_epoch(run_dir) + 1, time.time())
     submitted = Submitted(job=job, job_id=cluster.submit(job), time=time.time())
     _files.write_record(run_dir.job(job.name), submitted)
     return submitted

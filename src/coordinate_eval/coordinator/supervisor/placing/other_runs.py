@@ -8,11 +8,11 @@ start at once, ninety-nine would otherwise meet again, and one go on at each loo
 
 import contextlib
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from coordinate_eval import _files, _owner
+from coordinate_eval._clock import Clock
 from coordinate_eval.clusters.protocol import Busy, Cluster, Job, Node, State
 from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided, suspected_nodes
 from coordinate_eval.coordinator.planning.places.asked_nodes import without_avoided
@@ -47,8 +47,8 @@ class OtherRuns:
     On this machine (`cluster.local`) there are none, and nothing is limited.
     """
 
-    def __init__(self, run_dir: RunDir, run: Run, cluster: Cluster) -> None:
-        self._dir, self._run, self._cluster = run_dir, run, cluster
+    def __init__(self, run_dir: RunDir, run: Run, cluster: Cluster, clock: Clock) -> None:
+        self._dir, self._run, self._cluster, self._clock = run_dir, run, cluster, clock
         self._prefix = jobs.prefix(run)
         self._file = promise_file(run)
         self._alone = cluster.local
@@ -70,7 +70,7 @@ class OtherRuns:
         if self._alone:
             return nodes, busy
         settings = run.settings
-        now = time.time()
+        now = self._clock.now()
         nodes, busy = without_avoided(
             nodes,
             busy,
@@ -111,7 +111,7 @@ class OtherRuns:
         if limits.newest_first:
             newer = promises.newer_that_waits(self._run.created, self._seen, self._gave_way)
         if newer is not None:
-            self._gave_way = self._gave_way or time.time()
+            self._gave_way = self._gave_way or self._clock.now()
             raise NoRoom(f"it gives way to your newer run {newer.run}")
         return kept
 
@@ -183,7 +183,7 @@ class OtherRuns:
     def _note(self, why: str) -> None:
         known = _files.read_record_if_there(self._dir.waiting, Waiting)
         if known is None or known.why != why:
-            _files.write_record(self._dir.waiting, Waiting(why=why, since=time.time()))
+            _files.write_record(self._dir.waiting, Waiting(why=why, since=self._clock.now()))
 
     def _tell(self, mine: Promise) -> None:
         """Write this run's promise. Where that fails, other runs know of its jobs in the queue."""
@@ -198,7 +198,7 @@ class OtherRuns:
             for begun in read_rounds(self._dir)
             for node in begun.nodes
         ]
-        root, now = str(self._dir.root), time.time()
+        root, now = str(self._dir.root), self._clock.now()
         return promises.make_promise(self._run, root, now, nodes, waiting=waiting)
 
     def _look(self) -> Others:
@@ -208,7 +208,7 @@ class OtherRuns:
         # Before the poll: a job that is submitted, and that the scheduler does not have, has ended.
         submitted = {each.prefix: _submitted(each) for each in (mine, *(p for _, p in found))}
         tasks = [t for t in self._cluster.poll(jobs.PREFIX) if t.state is not State.ENDED]
-        now, living = time.time(), [mine]
+        now, living = self._clock.now(), [mine]
         for path, each in found:
             quiet = now - each.looked
             if quiet < FRESH_SECONDS or any(t.name.startswith(each.prefix) for t in tasks):

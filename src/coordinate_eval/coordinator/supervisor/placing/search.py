@@ -1,9 +1,9 @@
 """Looking for nodes: for the plan, for later rounds, and again later where none is free."""
 
-import time
 from collections.abc import Callable, Sequence, Set
 
 from coordinate_eval import _files
+from coordinate_eval._clock import Clock, growing
 from coordinate_eval._format import plural
 from coordinate_eval.clusters.protocol import Busy, Cluster, Node
 from coordinate_eval.coordinator.incidents.bad_nodes import avoid, broken_nodes, suspected_nodes
@@ -159,6 +159,7 @@ class Search:
         poll_seconds: between two polls.
         tell: called with an event for the user.
         note: called with each step that is taken, in words for a log.
+        clock: of the supervisor.
     """
 
     def __init__(
@@ -170,7 +171,9 @@ class Search:
         *,
         tell: Callable[[str], None],
         note: Callable[[str], None],
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._dir = run_dir
         self._cluster = cluster
         self._others = others
@@ -183,7 +186,7 @@ class Search:
 
     def plan(self, run: Run) -> Run | Finish | None:
         """Plan the run on the nodes that are free now; return None while none is."""
-        now = time.time()
+        now = self._clock.now()
         if now < self._round_after:
             return None
         try:
@@ -213,7 +216,7 @@ class Search:
         self.avoid_broken_nodes(run)
         beside, held = sum(count_trials(run, facts)), held_nodes(run, facts)
         try:
-            available, now = self._others.available(run), time.time()
+            available, now = self._others.available(run), self._clock.now()
             suspected = suspected_nodes(self._dir, run, now)
             if action.otherwise and any(node.name in suspected for node in available[0]):
                 return Finish(f"{action.otherwise}. No other node is there to try")
@@ -243,7 +246,7 @@ class Search:
     def may_search(self, run: Run, facts: Facts) -> bool:
         """Return whether nodes may be looked for again, for all work or beside what goes on."""
         beside = run.planned and any(count_trials(run, facts))
-        return time.time() >= (self._replace_after if beside else self._round_after)
+        return self._clock.now() >= (self._replace_after if beside else self._round_after)
 
     def avoid_broken_nodes(self, run: Run) -> None:
         """Have later rounds, and the user's other runs, avoid nodes that failed this one."""
@@ -252,10 +255,10 @@ class Search:
         for node, why, job in broken_nodes(self._dir):
             evidence = f"{run.id}.{run.nonce}:{job}"
             said = f"{why} ({job} of run {run.id})"
-            new = avoid(run.settings, node, said, evidence, time.time())
+            new = avoid(run.settings, node, said, evidence, self._clock.now())
             if new is not None:
                 self._tell(f"{node} is {avoided_words(new)}")
-        suspected = suspected_nodes(self._dir, run, time.time())
+        suspected = suspected_nodes(self._dir, run, self._clock.now())
         for node in suspected.keys() - self._suspected:
             self._tell(f"{node} is {avoided_words(suspected[node])}")
         self._suspected = suspected.keys()
@@ -263,18 +266,22 @@ class Search:
     def _go_on_without(self, why: Exception) -> None:
         """Look for nodes in place of lost ones later, ever less often: the run does not wait."""
         self._note(f"no trial is replaced now: {str(why).splitlines()[0]}")
-        polls = POLLS_PER_SEARCH * min(MOST_PATIENT, 2 ** min(self._vain, 16))
+        self._replace_after = self._clock.now() + self._pause(self._vain)
         self._vain += 1
-        self._replace_after = time.time() + polls * self._poll_seconds
         self._others.withdraw()
+
+    def _pause(self, searches: int) -> float:
+        """Return the seconds until the next search, after so many in vain."""
+        first = POLLS_PER_SEARCH * self._poll_seconds
+        return growing(first, searches, MOST_PATIENT * first)
 
     def _wait_for_nodes(self, why: Exception) -> None:
         """Look for nodes again later, ever less often, and say why."""
         words = str(why).splitlines()[0]
-        polls = 1 if isinstance(why, Overtaken) else POLLS_PER_SEARCH
+        pause = self._poll_seconds if isinstance(why, Overtaken) else self._pause(0)
         if not isinstance(why, NoRoom):
-            polls *= min(MOST_PATIENT, 2 ** min(self._searches, 16))
+            pause = self._pause(self._searches)
             self._searches += 1
-        self._round_after = time.time() + polls * self._poll_seconds
+        self._round_after = self._clock.now() + pause
         self._tell(f"no round can start now: {words}")
         self._others.wait(words)

@@ -38,9 +38,7 @@ class NothingFree(Exception):
     """The run cannot be placed now; waiting may help. The text says why."""
 
 
-def write_plan(
-    run_dir: RunDir, run: Run, cluster: Cluster, now: float, others: OtherRuns | None = None
-) -> Run:
+def write_plan(run_dir: RunDir, run: Run, cluster: Cluster, now: float, others: OtherRuns) -> Run:
     """Plan a run on the nodes that are free now, and write what follows from the plan.
 
     Datasets whose requests cannot be built get an error in place of results. `others` are the
@@ -64,7 +62,6 @@ def write_plan(
     run = run.model_copy(update={"suite": run.suite.model_copy(update={"datasets": left})})
     run = run.model_copy(update={"limits": cluster.limits()})  # they may have changed
     if not run_dir.plan.exists():
-        others = others or OtherRuns(run_dir, run, cluster)
         offer = _offer(run, cluster, now, others)
         reviewed = _files.read_record_if_there(run_dir.reviewed, Plan)
         kept = _free_or_queued(run, offer, cluster, others, reviewed)
