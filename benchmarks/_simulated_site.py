@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.starting.create import create, submit_supervisor
+from coordinate_eval.coordinator.run.starting.create import create, start_supervisor
 from coordinate_eval.records import Suite
 
 _MEMORY = "/dev/shm"  # noqa: S108  # a folder that only the user can enter is made in it
@@ -72,7 +72,7 @@ class Site:
         self.runs[jobs.prefix(made)] = run
 
         def submit() -> None:
-            submit_supervisor(run_dir, made, cluster)
+            start_supervisor(run_dir, made, cluster)
 
         self.clock.process(submit)
         return run

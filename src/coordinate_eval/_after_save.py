@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import subprocess
     import threading
     from collections.abc import Sequence
-    from typing import BinaryIO
+    from typing import BinaryIO, Literal
 
 _MOST_SECONDS = 900
 """Time for the submission, which usually takes a second: a scheduler may be silent for long."""
@@ -41,6 +41,9 @@ done
 _SECONDS_AT_EXIT = 60
 """Time that a training job which ends gives to the submission of its last checkpoint."""
 
+REQUESTED = 4
+"""Exit status of the command where it has requested the run in place of submitting it."""
+
 _MOST_WORDS = 4000
 """Characters of the command's output that are logged."""
 
@@ -52,15 +55,16 @@ def after_save(
     suite: str | os.PathLike[str] | None = None,
     options: Sequence[str] = (),
     rank: int | None = None,
-) -> None:
+) -> Literal["submitting", "requesting"] | None:
     """Submit the evaluation of a checkpoint that training has just saved, and return at once.
 
     Call it on all ranks or on one, when all files of the checkpoint are in place. It acts on rank 0
     and never raises. A process of its own calls `coordinate-eval PATH --queue`, again for a while
     where the scheduler is silent or takes no more jobs, and writes what it says to
-    `PATH.evaluation.log`. What was refused is asked for once more after a later save is taken.
-    What came of it, or why nothing was done, goes to the logger `coordinate_eval`: warnings for
-    what went wrong.
+    `PATH.evaluation.log`. Without `sbatch`, as in most containers, it writes a request, which
+    `coordinate-eval watch` or a supervisor of yours submits. What was refused is asked for once
+    more after a later save is taken. What came of it, or why nothing was done, goes to the logger
+    `coordinate_eval`: warnings for what went wrong.
 
     Args:
         path: the checkpoint: a Hugging Face model directory, or a .pt file.
@@ -72,6 +76,9 @@ def after_save(
             are busy.
         rank: number of this process; by default torch.distributed or the launcher's variables tell
             it, and a process that no launcher started is rank 0.
+
+    Returns:
+        what the process does: "submitting" or "requesting". None if nothing is done.
     """
     import logging
 
@@ -80,10 +87,12 @@ def after_save(
         number = _rank() if rank is None else rank
         if number != 0:
             log.debug("rank %d leaves the evaluation of %s to rank 0", number, path)
-            return
-        _submit(os.path.abspath(path), step, suite, options, log)  # noqa: PTH100 - keeps links
+            return None
+        place = os.path.abspath(path)  # noqa: PTH100 - keeps links
+        return _submit(place, step, suite, options, log)
     except Exception as error:
         log.warning("no evaluation of %s: %s: %s", path, type(error).__name__, error)
+        return None
 
 
 def _rank() -> int:
@@ -102,20 +111,22 @@ def _submit(
     suite: str | os.PathLike[str] | None,
     options: Sequence[str],
     log: logging.Logger,
-) -> None:
-    """Start the command, and a thread that tells what comes of it."""
+) -> Literal["submitting", "requesting"] | None:
+    """Start the command, and a thread that tells what comes of it. Return what it does."""
     import atexit
+    import shutil
     import threading
 
     if not os.path.isdir(os.path.dirname(path)):  # noqa: PTH112, PTH120
         log.warning("no evaluation of %s: there is no such file or folder", path)
-        return
+        return None
     given = list(map(str, options))
     if step is not None:
         given.append(f"--step={step}")
     if suite is not None:
         given.append(f"--suite={os.fspath(suite)}")
-    if not any(option.split("=")[0] == "--cluster" for option in given):
+    on_slurm = not any(option.split("=")[0] == "--cluster" for option in given)
+    if on_slurm:
         given.append("--cluster=slurm")
     # It must end also if the training has ended before.
     limited = ["timeout", "-k", "10", str(_MOST_SECONDS)]
@@ -128,6 +139,7 @@ def _submit(
     )
     thread.start()
     atexit.register(_await, thread, path, log)
+    return "requesting" if on_slurm and not shutil.which("sbatch") else "submitting"
 
 
 def _start(
@@ -196,7 +208,7 @@ def _await(thread: threading.Thread, path: str, log: logging.Logger) -> None:
 def _is_taken(
     path: str, started: tuple[subprocess.Popen[bytes], BinaryIO], log: logging.Logger
 ) -> bool:
-    """Log what a command has said when it has ended. Return whether it has submitted a run."""
+    """Log what a command has said when it has ended. Return whether the run will be submitted."""
     child, said = started
     status = child.wait()
     try:
@@ -206,13 +218,13 @@ def _is_taken(
             words = _last_lines(said.read().decode(errors="replace").strip())
     except OSError as error:
         words = f"its output cannot be read: {error.strerror}"
-    if status == 0:
+    if status in (0, REQUESTED):
         log.info("evaluation of %s: %s", path, words)
     elif status in (124, 137):  # those of timeout(1)
         log.warning("no evaluation of %s: no answer in %d s: %s", path, _MOST_SECONDS, words)
     else:
         log.warning("no evaluation of %s (exit status %d): %s", path, status, words)
-    return status == 0
+    return status in (0, REQUESTED)
 
 
 def _last_lines(words: str) -> str:

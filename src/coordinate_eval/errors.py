@@ -12,6 +12,7 @@ CoordinateError
 │       ├── ArrayRefused     it takes no array of so many tasks
 │       ├── SubmitLater      it takes no more jobs now, and may take the same one later
 │       └── SettingsRefused  it takes no job of these settings
+│           └── NotFromHere      it may take the job from another machine
 ├── EngineError          an engine failed to start or to answer
 ├── ServerRefuses        a server answers nothing of this run: its key, its model, its address
 ├── ServerSilent         a server gave no usable answer; it may later
@@ -80,6 +81,10 @@ class SubmitLater(SubmitRefused):
 
 class SettingsRefused(SubmitRefused):
     """The scheduler takes no job of these settings. The text says which to change."""
+
+
+class NotFromHere(SettingsRefused):
+    """The scheduler takes no job from this machine."""
 
 
 class EngineError(CoordinateError):

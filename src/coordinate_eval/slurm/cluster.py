@@ -8,8 +8,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from coordinate_eval.clusters.protocol import Busy, Job, JobLimits, Node, ShownJob, TaskStatus
-from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused, UserError
+from coordinate_eval.clusters.protocol import (
+    TASK_VARIABLE,
+    Busy,
+    Job,
+    JobLimits,
+    Node,
+    ShownJob,
+    TaskStatus,
+)
+from coordinate_eval.errors import (
+    ClusterError,
+    ClusterSilent,
+    NotFromHere,
+    SubmitRefused,
+    UserError,
+)
 from coordinate_eval.slurm.answers.nodes import (
     SHOW_NODES,
     Fields,
@@ -33,6 +47,8 @@ _IDS_PER_CANCEL = 500
 
 # Messages of scancel about tasks that have ended or never existed. Some versions exit with 0.
 _NOTHING_TO_CANCEL = re.compile(r"invalid job id|already complet", re.IGNORECASE)
+
+_NOT_FROM_HERE = re.compile("access/permission denied", re.IGNORECASE)
 
 
 class SlurmCluster:
@@ -222,6 +238,8 @@ class SlurmCluster:
             SubmitRefused: Slurm refused, and the message has its words.
             ArrayRefused: it takes no array of so many tasks.
             SubmitLater: it takes no more jobs now.
+            NotFromHere: this process is a job, and Slurm takes jobs from other nodes (`AllocNodes`
+                of a partition).
             SettingsRefused: it takes no job of these settings, such as one whose time limit is
                 longer than its partition's.
             ClusterSilent: no answer. The job may exist: look it up by its name.
@@ -239,12 +257,15 @@ class SlurmCluster:
                 "sbatch", *made.args, script=made.script, environment=environment
             )
         except SubmitRefused as error:
-            raise refusal(
+            refused = refusal(
                 str(error),
                 made.command(),
                 gpus=job.in_gpu_partition,
                 bare=job.in_gpu_partition and not job.gpus,
-            ) from error
+            )
+            if os.environ.get(TASK_VARIABLE) and _NOT_FROM_HERE.search(str(error)):
+                raise NotFromHere(str(refused)) from error
+            raise refused from error
         return read_job_id(answer)
 
     def _learn_memory_limit(self, setting: str) -> int:

@@ -65,6 +65,11 @@ class SlurmSettings(Record):
         default=False,
         description="count nodes that Slurm has powered down as free, such as those of a cloud",
     )
+    supervisor: Literal["job", "login"] = Field(
+        default="job",
+        description="where supervisors of runs work: job, in a job of one core; login, in a "
+        "process on the machine of the command, for sites whose compute nodes have no sbatch",
+    )
     setup: tuple[str, ...] = Field(
         default=(), description="shell lines that run before each job, such as `module load`"
     )

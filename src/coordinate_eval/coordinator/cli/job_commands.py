@@ -60,21 +60,28 @@ def _printing(command: Callable[..., int | None], run_dir: Path, **given: object
 def supervise(run_dir: Path, minutes: int = 0) -> int:
     """Supervise a run as a job of the cluster; 0 minutes mean no time limit."""
     from coordinate_eval.clusters.protocol import STARTED_VARIABLE, TASK_VARIABLE
+    from coordinate_eval.coordinator.cli.launch.spooled import Taker
     from coordinate_eval.coordinator.display.run_page import write_report
     from coordinate_eval.coordinator.inputs import clusters
     from coordinate_eval.coordinator.run.records import read_run
+    from coordinate_eval.coordinator.run.starting.create import hand_over
     from coordinate_eval.coordinator.run.supervision import why_no_job_is_found
     from coordinate_eval.coordinator.supervisor import ending
     from coordinate_eval.coordinator.supervisor.after_run import AfterRun
     from coordinate_eval.coordinator.supervisor.loop import Supervisor
+    from coordinate_eval.errors import NotFromHere
 
     end_with_parent_if_asked()
     entered = enter(run_dir)
     run = read_run(entered)
+    log = _Log()
+    if why := clusters.why_not_from_here(run.cluster):
+        log.note(hand_over(entered, why))
+        return 0
     # The job's script starts a killed supervisor again, within the same time limit.
     began = float(os.environ.get(STARTED_VARIABLE) or time.time())
     limit = minutes - (time.time() - began) / 60 if minutes else float("inf")
-    log, after_run = _Log(), AfterRun(entered, run)
+    after_run = AfterRun(entered, run)
     task = os.environ.get(TASK_VARIABLE, "").rpartition(".")[0]
 
     def report(results: dict[str, Any]) -> None:
@@ -85,20 +92,39 @@ def supervise(run_dir: Path, minutes: int = 0) -> int:
         report(results)
         log.note("waiting for jobs to end and free their nodes")
 
-    with after_run, clusters.by_name(run.cluster, run.settings) as cluster:
+    taker = Taker(entered, run)
+    with after_run, taker, clusters.by_name(run.cluster, run.settings) as cluster:
         if why := why_no_job_is_found(run, cluster, task):
             log.note(why)
             report(ending.write_results(entered, run, cluster, why, log.note))
             log.note(after_run.wait())
             return 1
         supervisor = Supervisor(
-            entered, cluster, minutes=limit, tell=log.note, ended=ended, note=log.note
+            entered,
+            cluster,
+            minutes=limit,
+            show=lambda _: taker.look(),
+            tell=log.note,
+            ended=ended,
+            note=log.note,
         )
         # Slurm warns of preemption as well as of the time limit.
         signal.signal(signal.SIGUSR1, lambda *_: supervisor.leave_soon())
-        results = supervisor.run()
+        try:
+            results = supervisor.run()
+        except NotFromHere as error:
+            log.note(hand_over(entered, f"sbatch takes nothing from this node ({error})"))
+            return 0
         log.note(after_run.wait())
     return 0 if results is None or results["complete"] else 1
+
+
+def submit(run_dir: Path) -> None:
+    """Submit what waits in the spool beside a run, for its supervisor."""
+    from coordinate_eval.coordinator.cli.launch.spooled import submit_waiting
+    from coordinate_eval.coordinator.run.records import read_run
+
+    submit_waiting(read_run(enter(run_dir)).settings)
 
 
 def keep(run_dir: Path, node: str, round_number: int = 0, minutes: int = 60) -> int:
@@ -210,6 +236,7 @@ def gather(folder: Path, world: str, node: str) -> None:
 
 COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "_supervise": supervise,
+    "_submit": submit,
     "_keep": keep,
     "_sweep": sweep,
     "_trial": trial,

@@ -4,6 +4,8 @@ To add one, write a class with the protocol of `clusters/protocol.py`, a functio
 it from the settings, and a line in `_MAKERS`.
 """
 
+import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -59,6 +61,13 @@ def chosen(settings: Settings) -> Cluster | None:
     raise UserError(
         f"cluster {name!r} is unknown: choose one of auto, {', '.join(_MAKERS)}, or a cluster file"
     )
+
+
+def why_not_from_here(name: str) -> str:
+    """Return why nothing can be submitted to a scheduler from this machine; empty if it can be."""
+    if name != "slurm" or shutil.which("sbatch"):
+        return ""
+    return f"there is no sbatch on {os.uname().nodename}"
 
 
 def patiently(ask: Callable[[], T]) -> T:

@@ -27,6 +27,7 @@ from coordinate_eval.coordinator.run.claiming.work import (
 )
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
+    HandedOver,
     Round,
     Run,
     StageProgress,
@@ -34,6 +35,7 @@ from coordinate_eval.coordinator.run.records import (
     Waiting,
 )
 from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.coordinator.run.starting.create import NEEDS_WATCH
 from coordinate_eval.coordinator.run.supervision import Epoch, latest_epoch
 from coordinate_eval.records import DatasetRequests, Record, Span
 
@@ -250,7 +252,8 @@ def _phase(
     if not supervised and is_supervised(run_dir, run, tasks) is False:
         if silent:
             return Phase.UNKNOWN, "the scheduler does not answer"
-        return Phase.UNSUPERVISED, ""
+        left = _files.read_record_if_there(run_dir.handed_over, HandedOver)
+        return Phase.UNSUPERVISED, f"{left.why}: {NEEDS_WATCH}" if left is not None else ""
     if not supervised and (held := supervision.held_supervisor(run, tasks)):
         return Phase.QUEUED, _because(held)
     if not run.planned:

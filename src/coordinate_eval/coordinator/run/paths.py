@@ -84,6 +84,11 @@ class RunDir:
         return self.root / "resumed"
 
     @property
+    def handed_over(self) -> Path:
+        """Return the file of `HandedOver`: no job can supervise this run."""
+        return self.root / "handed-over.json"
+
+    @property
     def model(self) -> Path:
         """Return the folder of the checkpoint's configuration and tokenizer, for scoring."""
         return self.root / "model"

@@ -251,6 +251,13 @@ class Submitted(Record):
     time: float
 
 
+class HandedOver(Record):
+    """`handed-over.json`: a supervisor's job found that it cannot submit from its node."""
+
+    why: str
+    time: float
+
+
 class Refusal(Record):
     """Jobs of one kind that the scheduler refuses now."""
 

@@ -19,7 +19,7 @@ from coordinate_eval.coordinator.supervisor.submitting import (
     Submitter,
 )
 from coordinate_eval.coordinator.supervisor.values import Finish
-from coordinate_eval.errors import ClusterError, SettingsRefused
+from coordinate_eval.errors import ClusterError, NotFromHere, SettingsRefused
 
 HANDOVER_SECONDS = 1800.0
 """Time before its own time limit at which a supervisor submits its successor, at most.
@@ -119,6 +119,8 @@ class Handover:
                     return False
             try:
                 job, job_id = self._submitter.find_or_submit(job, alive)
+            except NotFromHere:
+                raise
             except ClusterError as error:
                 if isinstance(error, SettingsRefused) and self._was_asked:
                     return Finish(f"the scheduler refused {job.name}: {str(error).splitlines()[0]}")

@@ -52,6 +52,7 @@ from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,
     CoordinateError,
+    NotFromHere,
     RecordError,
     SubmitRefused,
     UserError,
@@ -211,6 +212,8 @@ class Supervisor:
                 ended = self._look()
                 if ended is not None:
                     return ended
+        except NotFromHere:
+            raise
         except (ClusterError, OSError, RecordError, UserError) as error:
             self._bear(error)
         return False

@@ -21,6 +21,7 @@ from coordinate_eval.coordinator.supervisor.values import Facts, Finish, Submit
 from coordinate_eval.errors import (
     ArrayRefused,
     ClusterError,
+    NotFromHere,
     SettingsRefused,
     SubmitLater,
     SubmitRefused,
@@ -141,6 +142,9 @@ class Submitter:
         """Submit a job once. One whose answer was lost is found by its name.
 
         Return how the run ends, where it waits for nothing but jobs that are always refused.
+
+        Raises:
+            NotFromHere: jobs cannot be submitted from this node.
         """
         job, what = action.job, what_of(run, action.job)
         refusal = self._refused.get(what)
@@ -162,6 +166,8 @@ class Submitter:
         try:
             job, job_id = self._submit_as_allowed(job, facts.tasks)
         except SubmitRefused as error:
+            if isinstance(error, NotFromHere):
+                raise
             return self._refuse(run, job, error, facts)
         if self._refused.pop(what, None) is not None:
             self._write_refusals()

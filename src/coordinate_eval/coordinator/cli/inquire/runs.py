@@ -24,6 +24,7 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.own import is_own, own, place
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import HookEnd, Run, read_run
+from coordinate_eval.coordinator.run.starting import spool
 from coordinate_eval.coordinator.run.upkeep.removing import REMOVED
 from coordinate_eval.errors import ClusterError, ForeignError, RecordError, UserError
 
@@ -131,7 +132,8 @@ def list_runs(settings: Settings, dataset: str | None, limit: int, *, as_json: b
             console.print(
                 f"{plural(len(found) - limit, 'older run')}: --limit N shows more", highlight=False
             )
-    for problem in [*problems, *([note] if note else [])]:
+    requests = spool.about(Path(settings.runs_dir).expanduser(), time.time())
+    for problem in [*problems, *([note] if note else []), *requests]:
         say(problem)
 
 

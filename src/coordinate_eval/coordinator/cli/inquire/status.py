@@ -5,6 +5,7 @@ or has lost its supervisor; 3 if the scheduler did not answer and nothing else t
 
 import contextlib
 import time
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -35,6 +36,7 @@ from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.claiming.work import unscored_datasets
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import HookEnd, JudgeProgress, Run, read_run
+from coordinate_eval.coordinator.run.starting import spool
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
 
 _STATES = {
@@ -58,8 +60,12 @@ def show_status(name: str | None, settings: Settings, *, as_json: bool, follow: 
     """
     if as_json and follow:
         raise UserError("--follow shows a screen and --json prints one document: give one of them")
-    with open_to_show(name, settings) as (run_dir, foreign):
-        return _show(run_dir, settings, foreign, as_json=as_json, follow=follow)
+    try:
+        with open_to_show(name, settings) as (run_dir, foreign):
+            return _show(run_dir, settings, foreign, as_json=as_json, follow=follow)
+    finally:
+        for line in spool.about(Path(settings.runs_dir).expanduser(), time.time()):
+            say(line)
 
 
 def _show(run_dir: RunDir, settings: Settings, foreign: str, *, as_json: bool, follow: bool) -> int:

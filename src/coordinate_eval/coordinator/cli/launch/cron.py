@@ -73,12 +73,12 @@ class CronJob:
 
 
 def cron_job(
-    folder: Path, argv: Sequence[str], every_seconds: float, settings: Settings
+    folder: Path | None, argv: Sequence[str], every_seconds: float, settings: Settings
 ) -> CronJob:
     """Return the job of cron that looks once each time, with this process's environment.
 
     Args:
-        folder: to be watched, as the user named it.
+        folder: to be watched, as the user named it; None where only requests are submitted.
         argv: the command line after `watch`.
         every_seconds: from one look to the next.
         settings: where runs, and so the log, are, and what jobs inherit.
@@ -86,7 +86,8 @@ def cron_job(
     Raises:
         UserError: no line can say it.
     """
-    words = [str(folder.absolute()) if word == str(folder) else word for word in argv]
+    there = None if folder is None else folder.absolute()
+    words = [str(there) if word == str(folder) else word for word in argv]
     words = [word for word in words if word not in ("--cron", "--once")]
     log = place(Path(settings.runs_dir).expanduser().absolute(), "watch.log")
     if not any(word.split("=")[0] == "--log" for word in words):
@@ -97,7 +98,7 @@ def cron_job(
     kept = of_job(os.environ, more, [key] if key else [])
     here = str(Path.cwd())
     digest = hashlib.sha256("\0".join([here, *words]).encode(errors="surrogateescape"))
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.absolute().name).strip("-.")[-40:]
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", there.name if there else "requests").strip("-.")[-40:]
     home = Path(platformdirs.user_config_dir("coordinate-eval")).absolute()
     path = home / "cron" / f"{name or 'watch'}-{digest.hexdigest()[:8]}.sh"
     minutes = max(1, round(every_seconds / 60))

@@ -29,6 +29,7 @@ from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs, supervision
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
+from coordinate_eval.coordinator.run.starting.create import Supervised
 from coordinate_eval.errors import ClusterError, UserError
 from coordinate_eval.records import Outputs
 
@@ -171,10 +172,15 @@ def _supervise(
 ) -> dict[str, Any] | None:
     """Supervise a run. Return its results."""
     # A command that only submits does without them, and returns sooner.
+    from coordinate_eval.coordinator.cli.launch.spooled import Taker
     from coordinate_eval.coordinator.supervisor.after_run import AfterRun
     from coordinate_eval.coordinator.supervisor.loop import Supervisor
 
-    after_run = AfterRun(run_dir, run)
+    after_run, taker = AfterRun(run_dir, run), Taker(run_dir, run)
+
+    def show(facts: "Facts") -> None:
+        display.show(facts)
+        taker.look()
 
     def ended(results: dict[str, Any]) -> None:
         display.tell(write_report(run_dir, results))
@@ -182,9 +188,9 @@ def _supervise(
         display.draining()
 
     supervisor = Supervisor(
-        run_dir, cluster, strict=strict, show=display.show, tell=display.tell, ended=ended
+        run_dir, cluster, strict=strict, show=show, tell=display.tell, ended=ended
     )
-    with after_run:
+    with after_run, taker:
         results = supervisor.run()
         display.tell(after_run.wait())
     return results
@@ -223,16 +229,15 @@ def say_windows(run: Run) -> None:
         say(line)
 
 
-def announce(run_dir: RunDir, run: Run, job_id: str | None, *, as_json: bool) -> None:
-    """Print the run's directory, and the job that supervises it, as far as it is known."""
+def announce(run_dir: RunDir, run: Run, supervised: Supervised, *, as_json: bool) -> None:
+    """Print the run's directory, and the job or process that supervises it."""
     if as_json:
-        answer = {"run": run.id, "dir": str(run_dir.root), "job": job_id}
-        write_json(answer)
+        answer = {"run": run.id, "dir": str(run_dir.root), "job": supervised.job}
+        write_json({**answer, "state": "submitted", "request": None})
     else:
         sys.stdout.write(f"{run_dir.root}\n")
-        by = "by another process" if job_id is None else f"by job {job_id}"
         say(
-            f"run {run.id} is supervised {by}; "
+            f"run {run.id} is supervised by {supervised.words}; "
             f"`coordinate-eval status {run.id}` shows how far it is"
         )
 

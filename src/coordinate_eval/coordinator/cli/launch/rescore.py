@@ -22,7 +22,7 @@ from coordinate_eval.coordinator.inputs.suites.suite import check_tasks, narrow
 from coordinate_eval.coordinator.planning.judge_plan import judge_of, nodes_of_judge, place_of
 from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.records import Run, read_run
-from coordinate_eval.coordinator.run.starting.create import submit_supervisor
+from coordinate_eval.coordinator.run.starting.create import start_supervisor
 from coordinate_eval.coordinator.run.starting.rescoring import create_rescoring, rescoring
 from coordinate_eval.errors import SubmitRefused, UserError
 from coordinate_eval.evaluators.engines import base as engines
@@ -62,13 +62,13 @@ def rescore_run(
         try:
             if cluster.local or wait:
                 return supervise(found, made, cluster, as_json=as_json, strict=True)
-            submitted = submit_supervisor(found, made, cluster)
+            supervised = start_supervisor(found, made, cluster)
         except (SubmitRefused, UserError):
             if not (_files.names(found.jobs_folder) or found.results.exists()):
                 shutil.rmtree(found.root)
                 forget(settings, made.id)
             raise
-    announce(found, made, submitted.job_id, as_json=as_json)
+    announce(found, made, supervised, as_json=as_json)
     return 0
 
 

@@ -7,7 +7,7 @@ from coordinate_eval import _files
 from coordinate_eval._clock import SystemClock
 from coordinate_eval._format import plural
 from coordinate_eval.clusters.protocol import Cluster, State
-from coordinate_eval.coordinator.cli.inquire.runs import name_for_commands
+from coordinate_eval.coordinator.cli.inquire.runs import find_all, name_for_commands, poll
 from coordinate_eval.coordinator.cli.launch.foreground import (
     announce,
     reasons_why_stopped,
@@ -25,11 +25,15 @@ from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.run.starting import resumes
-from coordinate_eval.coordinator.run.starting.create import submit_supervisor
+from coordinate_eval.coordinator.run.starting.create import start_supervisor, works_on_login
+from coordinate_eval.coordinator.run.supervision import latest_epoch
 from coordinate_eval.coordinator.supervisor.ending import sweep
 from coordinate_eval.errors import ClusterSilent, CoordinateError
 
 _ANOTHER_PROCESS = "another process on this machine"
+
+_START_SECONDS = 30.0
+"""Time in which a process that supervises has started."""
 
 
 def resume_run(
@@ -82,9 +86,51 @@ def resume_run(
             return supervise(run_dir, run, cluster, as_json=as_json)
         run = run.model_copy(update={"limits": clusters.patiently(cluster.limits)})
         say_windows(run)
-        submitted = submit_supervisor(run_dir, run, cluster)
-        announce(run_dir, run, submitted.job_id, as_json=as_json)
+        announce(run_dir, run, start_supervisor(run_dir, run, cluster), as_json=as_json)
     return 0
+
+
+def supervise_from_here(settings: Settings) -> list[str]:
+    """Give a supervisor to the runs that no job can supervise, and that have none.
+
+    Return a line for each, for people.
+
+    Raises:
+        ClusterSilent: the scheduler does not answer.
+    """
+    if clusters.why_not_from_here(clusters.DESCRIBED) or "SLURM_JOB_ID" in os.environ:
+        return []
+    found = [pair for pair in find_all(settings)[0] if _lacks_supervisor(*pair)]
+    tasks, note = poll(found, settings)
+    if note:
+        raise ClusterSilent(note)
+    lines = []
+    for run_dir, run in found:
+        if supervision.supervisors(run, tasks.get(run.nonce) or []):
+            continue
+        before = latest_epoch(run_dir)
+        with working_in(str(work_folder(run_dir))):
+            cluster = clusters.by_name(run.cluster, run.settings)
+            supervised = start_supervisor(run_dir, run, cluster)
+        lines.append(f"run {run.id} is supervised by {supervised.words}")
+        end = time.monotonic() + _START_SECONDS
+        while latest_epoch(run_dir) == before and time.monotonic() < end:
+            time.sleep(0.2)
+    return lines
+
+
+def _lacks_supervisor(run_dir: RunDir, run: Run) -> bool:
+    """Return whether a process should supervise a run, and none does, as far as files tell."""
+    over = run_dir.cancelled.exists() or state.is_complete(run_dir)
+    if over or not works_on_login(run_dir, run) or state.has_ended_incomplete(run_dir):
+        return False
+    now = time.time()
+    if state.is_supervised(run_dir, run, []) is False:
+        begun = max(run.created, _files.modified(run_dir.resumed))
+        return now - begun > _START_SECONDS  # its first one may not be there yet
+    # It notes each look. Its machine may be down, or another process have its number.
+    patience = run.settings.supervisor.patience_seconds
+    return now - _files.modified(run_dir.supervisors_folder) > patience
 
 
 def _with_judge(run_dir: RunDir, run: Run, given: JudgeSettings) -> Run:

@@ -57,7 +57,12 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.own import place
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
-from coordinate_eval.coordinator.run.starting.create import create, existing, submit_supervisor
+from coordinate_eval.coordinator.run.starting.create import (
+    Supervised,
+    create,
+    existing,
+    start_supervisor,
+)
 from coordinate_eval.errors import RunExists, SubmitRefused, UserError
 
 _OF_JOBS = {
@@ -141,13 +146,13 @@ def _start_new(
         try:
             if cluster.local or wait:
                 return supervise(found, made, cluster, as_json=as_json, strict=True)
-            submitted = submit_supervisor(found, made, cluster)
+            supervised = start_supervisor(found, made, cluster)
         except (SubmitRefused, UserError):
             if not (_files.names(found.jobs_folder) or found.results.exists()):
                 shutil.rmtree(found.root)
                 forget(settings, made.id)
             raise
-    announce(found, made, submitted.job_id, as_json=as_json)
+    announce(found, made, supervised, as_json=as_json)
     return 0
 
 
@@ -160,7 +165,7 @@ def _join(
     """
     run = read_run(run_dir)
     if not (wait or cluster.local):
-        announce(run_dir, run, None, as_json=as_json)
+        announce(run_dir, run, Supervised(None, "another process"), as_json=as_json)
         return 0
     with cluster:
         while not (state.is_complete(run_dir) or state.has_ended_incomplete(run_dir)):

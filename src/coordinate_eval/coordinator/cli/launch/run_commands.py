@@ -36,7 +36,12 @@ def run(
     verbose: common.Verbose = False,
     settings_file: common.SettingsFile = None,
 ) -> None:
-    """Evaluate the checkpoint CKPT: submit the run to Slurm and return, or run it here."""
+    """Evaluate the checkpoint CKPT: submit the run to Slurm and return, or run it here.
+
+    With --queue on a machine of Slurm without sbatch, such as a container, the run is requested: a
+    supervisor of yours submits it, or `watch` elsewhere. Exit status: 4 if so.
+    """
+    from coordinate_eval.coordinator.cli.launch import spooled
     from coordinate_eval.coordinator.cli.launch.run import show_plan, start_run
     from coordinate_eval.coordinator.planning.new_run import read_inputs
     from coordinate_eval.coordinator.planning.reviewed_plan import read as read_plan
@@ -66,6 +71,9 @@ def run(
         reviewed=reviewed,
         strict=strict or dry_run,  # a dry run builds all of it
     )
+    if not (dry_run or wait or plan) and (why := spooled.why_requested(settings)):
+        stand_ins = {"config": model_config, "tokenizer": tokenizer, "run_dir": run_dir}
+        raise typer.Exit(spooled.request(inputs, settings, why, **stand_ins, as_json=as_json))
     if not dry_run:
         raise typer.Exit(start_run(inputs, run_dir, wait=wait, as_json=as_json))
     show_plan(

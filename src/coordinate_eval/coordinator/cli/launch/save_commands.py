@@ -16,7 +16,12 @@ from coordinate_eval.errors import CoordinateError, UserError
 _WATCH = "What to watch"
 
 _Folder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="The folder into which checkpoints are saved.")
+    Path | None,
+    typer.Argument(
+        metavar="DIR",
+        help="The folder into which checkpoints are saved. Without one, only runs that were "
+        "requested are submitted.",
+    ),
 ]
 _Pattern = Annotated[
     str | None,
@@ -122,7 +127,7 @@ def register(app: typer.Typer) -> None:
 
 
 def watch(
-    folder: _Folder,
+    folder: _Folder = None,
     pattern: _Pattern = None,
     once: _Once = False,
     every: _Every = "10m",  # type: ignore[assignment]  # the parser reads it
@@ -142,9 +147,10 @@ def watch(
 ) -> None:
     """Evaluate the checkpoints that appear in DIR: finished ones, each once, the latest first.
 
-    Runs wait for GPUs, as with --queue. Several may watch the same folder. Exit status with
-    --once: 0; 2 some checkpoint was refused, or settings or suite are wrong for all; 3 the
-    scheduler did not answer.
+    Also submit what was requested where there is no sbatch, such as in a container. Runs wait for
+    GPUs, as with --queue. Several may watch the same folder. Exit status with --once: 0; 2 some
+    checkpoint or request was refused, or settings or suite are wrong for all; 3 the scheduler did
+    not answer.
     """
     from coordinate_eval._format import quoted
     from coordinate_eval.coordinator.cli import streams
@@ -157,7 +163,7 @@ def watch(
     if (as_json or dry_run) and not once:
         raise UserError("--json and --dry-run tell of one look: add --once")
     if log is not None:
-        streams.log_to(log, quoted(folder))
+        streams.log_to(log, "requests" if folder is None else quoted(folder))
     settings, suite = dataclasses.replace(asked, queue=True).load(settings_file)
 
     if marker is not None and (marker in ("", ".", "..") or "/" in marker):

@@ -1,5 +1,8 @@
 """`coordinate-eval watch`: evaluate the checkpoints that appear in a folder, each once.
 
+What was requested where nobody can submit is submitted first, also without a folder, and runs that
+no job can supervise get a supervisor here.
+
 Its run tells whether a checkpoint was asked for. Only a checkpoint that was refused, which has no
 run, leaves a note in `runs_dir`, so that it is not refused for ever. Two that watch the same folder
 make the same runs: a run directory appears in one rename, which one of them wins.
@@ -19,8 +22,10 @@ from coordinate_eval import __version__, _files
 from coordinate_eval._format import plural, quoted, visible
 from coordinate_eval.clusters.protocol import TaskStatus
 from coordinate_eval.coordinator.cli.inquire.runs import find_all, poll
+from coordinate_eval.coordinator.cli.launch.resume import supervise_from_here
 from coordinate_eval.coordinator.cli.launch.run import start_run
 from coordinate_eval.coordinator.cli.launch.runnable import check_common
+from coordinate_eval.coordinator.cli.launch.spooled import submit_waiting
 from coordinate_eval.coordinator.cli.output import say, write_json
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import unchanged
@@ -33,6 +38,7 @@ from coordinate_eval.coordinator.run.own import place
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.starting import resumes
+from coordinate_eval.coordinator.run.starting.spool import Waiting
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,
@@ -85,9 +91,9 @@ class _Seen:
 
 @dataclass
 class Watch:
-    """A folder, and how its checkpoints are to be evaluated."""
+    """A folder, if there is one, and how its checkpoints are to be evaluated."""
 
-    folder: Path
+    folder: Path | None
     pattern: Pattern
     settings: Settings
     suite: Suite
@@ -112,14 +118,19 @@ class Watch:
         self._local = chosen.local
 
     def once(self, *, as_json: bool = False) -> int:
-        """Look once, and start the runs that are due. Return the exit status.
+        """Look once, and start the runs that are due, those first that were requested.
+
+        Return the exit status.
 
         Raises:
             UserError: the folder cannot be read, or no checkpoint can be evaluated with this suite
                 and these settings. No checkpoint counts as refused for that.
             ClusterError: the scheduler does not answer, or refuses a job.
         """
-        seen = self._seen()
+        requests, wrong = self._requests()
+        for line in [] if self.dry else supervise_from_here(self.settings):
+            say(line)
+        seen = self._seen() if self.folder is not None else []
         if any(each.wanted for each in seen):
             check_common(self.settings, self.suite, strict=self.strict)
         room = (self.most or (1 if self._local else MOST_ALIVE)) - sum(s.alive for s in seen)
@@ -131,17 +142,38 @@ class Watch:
                     room -= 1
         finally:  # also what was started before an error is told
             if as_json:
-                write_json({"dir": str(self.folder), "checkpoints": [s.row() for s in seen]})
+                folder = None if self.folder is None else str(self.folder)
+                rows = [s.row() for s in seen]
+                waiting = [each.row() for each in requests]
+                write_json({"dir": folder, "checkpoints": rows, "requests": waiting})
             elif sys.stderr.isatty() or self.dry:
-                for each in seen if self.dry else ():
-                    say(f"{quoted(each.saved.path)}: {each.state}")
-                say(_summary(seen))
-                if not seen:
-                    say(self.pattern.hint(self.folder))
-        return 2 if any(s.error for s in seen) else 0
+                lines = [each.words() for each in requests]
+                lines += [f"{quoted(each.saved.path)}: {each.state}" for each in seen]
+                for line in lines if self.dry else ():
+                    say(line)
+                if self.folder is None:
+                    say(_summary([each.state for each in requests], "request"))
+                else:
+                    say(_summary([each.state for each in seen], "checkpoint"))
+                    if not seen:
+                        say(self.pattern.hint(self.folder))
+        wrong = wrong or any(each.error for each in requests)
+        return 2 if wrong or any(each.error for each in seen) else 0
+
+    def _requests(self) -> tuple[list[Waiting], bool]:
+        """Submit what was requested elsewhere. Return all requests, and whether none can be read.
+
+        Checkpoints of the folder are evaluated all the same.
+        """
+        try:
+            return submit_waiting(self.settings, dry=self.dry), False
+        except UserError as error:
+            say(str(error))
+            return [], True
 
     def _seen(self) -> list[_Seen]:
         """Return what is there, and what is to be done about it."""
+        assert self.folder is not None
         saved = look(self.folder, self.pattern, self.marker)
         runs: dict[str, list[tuple[RunDir, Run]]] = {}
         for run_dir, run in find_all(self.settings)[0]:
@@ -251,11 +283,11 @@ def _of_run(saved: Saved, run_dir: RunDir, run: Run, tasks: list[TaskStatus] | N
     return seen
 
 
-def _summary(seen: list[_Seen]) -> str:
-    """Return one line for people: how many checkpoints are in which state."""
+def _summary(states: list[str], noun: str) -> str:
+    """Return one line for people: how many checkpoints or requests are in which state."""
     counts: dict[str, int] = {}
-    for each in seen:
-        what = each.state.partition(":")[0]
+    for state_ in states:
+        what = state_.partition(":")[0]
         counts[what] = counts.get(what, 0) + 1
     listed = ", ".join(f"{number} {what}" for what, number in counts.items())
-    return visible(plural(len(seen), "checkpoint") + (f": {listed}" if listed else ""))
+    return visible(plural(len(states), noun) + (f": {listed}" if listed else ""))

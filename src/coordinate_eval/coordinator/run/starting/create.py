@@ -6,23 +6,37 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
-from coordinate_eval import _files
-from coordinate_eval.clusters.protocol import Cluster
+from coordinate_eval import _files, _owner
+from coordinate_eval.clusters.protocol import Cluster, Job
 from coordinate_eval.coordinator.inputs import judge
 from coordinate_eval.coordinator.inputs.checkpoints import clean_files
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.own import check_link, own, work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, Submitted, read_run_if_there, write_run
+from coordinate_eval.coordinator.run.records import (
+    HandedOver,
+    Run,
+    Submitted,
+    read_run_if_there,
+    write_run,
+)
 from coordinate_eval.coordinator.run.starting import baselines
 from coordinate_eval.coordinator.run.supervision import latest_epoch
 from coordinate_eval.errors import ForeignError, RecordError, RunExists, UserError
 from coordinate_eval.records import Checkpoint, Record, Suite
+from coordinate_eval.slurm.environment import of_job
+
+NEEDS_WATCH = (
+    "`coordinate-eval watch` on a login node, from cron (--cron) or in a terminal, goes on with it"
+)
+"""What a run waits for whose supervisor cannot submit from a compute node."""
 
 
 def run_id(checkpoint: Checkpoint, suite: Suite, settings: Settings) -> str:
@@ -163,17 +177,74 @@ def _appear(made: Path, root: Path) -> None:
         raise
 
 
-def submit_supervisor(run_dir: RunDir, run: Run, cluster: Cluster) -> Submitted:
-    """Submit the job of the next supervisor.
+class Supervised(NamedTuple):
+    """Who supervises a run from now on."""
+
+    job: str | None
+    """Its job; None for a process of this machine."""
+    words: str
+
+
+def start_supervisor(run_dir: RunDir, run: Run, cluster: Cluster) -> Supervised:
+    """Give a run its next supervisor: a job, or a process of this machine where no job can submit.
+
+    In a job of others it would end with that job, so that there it is always one of its own.
 
     Raises:
-        SubmitRefused: The scheduler refuses it; has the scheduler's words.
+        SubmitRefused: The scheduler refuses the job; has the scheduler's words.
     """
     work_folder(run_dir)
     job = jobs.supervisor_job(run, run_dir, latest_epoch(run_dir) + 1, time.time())
+    if works_on_login(run_dir, run) and "SLURM_JOB_ID" not in os.environ:
+        return _start_here(run_dir, run, job)
     submitted = Submitted(job=job, job_id=cluster.submit(job), time=time.time())
     _files.write_record(run_dir.job(job.name), submitted)
-    return submitted
+    return Supervised(submitted.job_id, f"job {submitted.job_id}")
+
+
+def works_on_login(run_dir: RunDir, run: Run) -> bool:
+    """Return whether a run is supervised by a process of a login node, because no job can."""
+    settings = run.settings.slurm
+    return run.cluster == "slurm" and (
+        settings.supervisor == "login" or run_dir.handed_over.exists()
+    )
+
+
+def hand_over(run_dir: RunDir, why: str) -> str:
+    """Leave a run to those who can submit. Return that in words.
+
+    Args:
+        run_dir: the run.
+        why: why its supervisor's job cannot submit.
+    """
+    _files.write_record(run_dir.handed_over, HandedOver(why=why, time=time.time()))
+    return f"{why}, where this supervisor runs: {NEEDS_WATCH}"
+
+
+def login_log(run_dir: RunDir, run: Run) -> Path:
+    """Return the log of the supervisors of a run that are no jobs."""
+    return run_dir.logs / f"{jobs.prefix(run)}super-login.log"
+
+
+def _start_here(run_dir: RunDir, run: Run, job: Job) -> Supervised:
+    """Start a supervisor that outlives this process, with what a job would have."""
+    argv = (*jobs.program(run.python), "_supervise", str(run_dir.root))
+    environment = of_job(os.environ, run.settings.slurm.environment, job.needs, job.without)
+    try:
+        with os.fdopen(_owner.open_log(login_log(run_dir, run)), "ab") as log:
+            process = subprocess.Popen(
+                argv,
+                cwd=run_dir.work,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise UserError(f"no supervisor can be started for run {run.id}: {error}") from error
+    here = os.uname().nodename
+    return Supervised(None, f"process {process.pid} on {here}")
 
 
 def _check_own(draft: Path, root: Path) -> None:
