@@ -34,11 +34,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A PATH that has everything but Slurm."""
     folder = tmp_path_factory.mktemp("bin")
     slurms = {"sbatch", "squeue", "scontrol", "sinfo", "scancel", "srun", "salloc", "sacct"}
-    for place in ("/bin", "/usr/bin", "/usr/local/bin"):
-        for program in Path(place).iterdir():
-            link = folder / program.name
-            if program.name not in slurms and not link.exists():
-                link.symlink_to(program)
+    programs = {
+        p.name: p for place in ("/usr/local/bin", "/usr/bin") for p in Path(place).iterdir()
+    }
+    for name in programs.keys() - slurms:
+        (folder / name).symlink_to(programs[name])
     return str(folder)
 
 
