@@ -7,8 +7,9 @@ says too little has memory 0: the user is asked.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -239,3 +240,19 @@ def _card(spelled: str) -> tuple[str, tuple[int, ...], str]:
         return "", (), text
     match, card, sizes = max(found, key=lambda each: len(each[0][0]))
     return card, sizes, f"{text[: match.start()]}_{text[match.end() :]}"
+
+
+ROCM = Path("/dev/kfd")
+"""What the driver of AMD's GPUs makes on a node that has some."""
+
+
+def name_once(environ: MutableMapping[str, str], rocm: Path = ROCM) -> None:
+    """Leave one variable of those that choose a job's AMD GPUs: that of the lower layer.
+
+    Slurm may set CUDA_VISIBLE_DEVICES with the same numbers as ROCR_VISIBLE_DEVICES. HIP counts
+    among those GPUs that ROCR has left: where both are "4,5" it finds none.
+    https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html
+    """
+    if environ.get("ROCR_VISIBLE_DEVICES") and rocm.exists():
+        for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"):
+            environ.pop(name, None)

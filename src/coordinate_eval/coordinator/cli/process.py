@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from coordinate_eval import _launchers, _search_paths
+from coordinate_eval import _gpus, _launchers, _search_paths
 from coordinate_eval._no_telemetry import switch_off_telemetry
 from coordinate_eval.coordinator.cli.streams import complaint, whole_output
 from coordinate_eval.errors import CoordinateError, UserError
@@ -25,7 +25,9 @@ def run(call: Callable[[list[str]], None], *, job: bool = False) -> None:
     _search_paths.make_absolute(os.environ, sys.path)
     _search_paths.keep_modules_private(os.environ)
     switch_off_telemetry()
-    if not job:  # these are told by their site
+    if job:
+        _gpus.name_once(os.environ)
+    else:  # jobs are told by their site
         _launchers.leave_job(os.environ)
     for variable in QUIET_VARIABLES:
         os.environ.setdefault(variable, "1")

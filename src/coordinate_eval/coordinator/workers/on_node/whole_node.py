@@ -28,7 +28,7 @@ from coordinate_eval.errors import RecordError
 WATCH_SECONDS = 1.0
 """Time between two looks at the trials."""
 
-_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def run_node(run_dir: RunDir, node: str, round_number: int, minutes: int, trials: int) -> int:
