@@ -19,6 +19,8 @@ from coordinate_eval.coordinator.cli.job_commands import call
 from coordinate_eval.coordinator.cli.launch import resume
 from coordinate_eval.coordinator.cli.launch.resume import supervise_from_here
 from coordinate_eval.coordinator.cli.launch.run import start_run
+from coordinate_eval.coordinator.doctor.examine import supervisor
+from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -155,3 +157,13 @@ def test_a_supervisor_does_not_end_a_run_because_its_node_cannot_submit(
     with pytest.raises(NotFromHere):
         Supervisor(run_dir, login.reviewer.cluster).run()
     assert not run_dir.results.exists()
+
+
+def test_doctor_finds_a_node_without_sbatch(login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert supervisor(Settings()).state == "ok"
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = supervisor(Settings())
+    assert found.state == "warning"
+    assert "there is no sbatch on" in found.found
+    assert "[slurm] supervisor" in found.do
+    assert supervisor(Settings(slurm=SlurmSettings(supervisor="login"))).state == "ok"

@@ -19,6 +19,7 @@ from coordinate_eval._format import brief
 from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.doctor import folders, scheduler
 from coordinate_eval.coordinator.doctor.findings import Finding, Role, failure, ok, warning
+from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import UserError
 
@@ -59,6 +60,19 @@ def compilers() -> Finding:
             f"install on all nodes of metric jobs: apt-get install {' '.join(missing)}",
         )
     return ok("compilers", f"programs in {', '.join(there)} can be run")
+
+
+def supervisor(settings: Settings) -> Finding:
+    """Look whether a supervisor can submit jobs from this node, where it is a job itself."""
+    if settings.slurm.supervisor == "login":
+        return ok("supervisor", "it is a process of a login node")
+    if why := clusters.why_not_from_here(clusters.DESCRIBED):
+        return warning(
+            "supervisor",
+            f"{why}, and runs wait for `coordinate-eval watch` on a login node",
+            "set [slurm] supervisor to login, and have cron call what `watch --cron` prints",
+        )
+    return ok("supervisor", "there is an sbatch for it")
 
 
 def network(settings: Settings, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
@@ -219,6 +233,8 @@ def examine(settings: Settings, role: Role) -> Iterator[Finding]:
         yield sandbox()
         yield compilers()
         yield from network(settings)
+    if role is Role.CPU_JOB and "SLURM_JOB_ID" in os.environ:
+        yield supervisor(settings)
     if role is not Role.CPU_JOB:
         yield from folders.stage(settings, role)
         yield from engine(settings, role)
