@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.dev_cluster import DevCluster
-from tests.runs import PATIENCE_SECONDS, Workspace, results, until
+from tests.runs import PATIENCE_SECONDS, TASKS, Workspace, results, until
 from tests.slurm.runs import queue
 from tests.tiny import tiny_model
 
@@ -68,6 +68,7 @@ def train(workspace: Workspace, path: str, name: str) -> str:
     done = subprocess.run(
         ["srun", "--mem=1000", *wrapped, str(checkpoint), str(suite)],
         env=workspace.environ,
+        cwd=TASKS,  # where the tasks have their data
         capture_output=True,
         text=True,
         check=False,

@@ -123,7 +123,7 @@ def _parts(shown: dict[str, Any]) -> Iterator[RenderableType]:
 def _facts(shown: dict[str, Any], phase: Phase) -> list[str]:
     """Return the lines between the headline and the tables."""
     rows = {"checkpoint": shown["checkpoint"], "suite": shown["suite"]}
-    if not phase.ended:
+    if not phase.ended or shown["detail"]:
         rows["phase"] = shown["phase"] + (f": {shown['detail']}" if shown["detail"] else "")
     if phase is not Phase.COMPLETE:
         if shown["requests"]:  # there is a plan
