@@ -192,7 +192,7 @@ def test_bad_options_are_refused(user: Workspace, args: list[str], words: tuple[
         ('[slurm]\npartitoin = "gpu"\n', ("slurm.partitoin",)),
         ("[trial]\ncpus = 0\n", ("trial.cpus",)),
         ("[trial]\nmemory_gib = inf\n", ("trial.memory_gib",)),
-        ("[stage]\ngigabits_per_node = nan\n", ("stage.gigabits_per_node",)),
+        ("[trial]\nhang_minutes = nan\n", ("trial.hang_minutes",)),
         ("suite = \n", ("cannot be read", "line 1")),
     ],
 )

@@ -210,27 +210,18 @@ def test_a_killed_job_loses_only_what_was_in_flight(tmp_path: Path, how: signal.
     assert progress.answered == ITEMS
 
 
-@pytest.mark.parametrize(
-    ("budget", "answered"), [({"max_requests": 17}, 17), ({"max_tokens": 500}, None)]
-)
-def test_a_budget_is_kept_to_and_the_run_goes_on_when_it_is_raised(
-    tmp_path: Path, budget: dict[str, Any], answered: int | None
-) -> None:
+def test_a_budget_is_kept_to_and_the_run_goes_on_when_it_is_raised(tmp_path: Path) -> None:
     with Judge(echo) as server:
-        asking = Asking(tmp_path, server, **budget)
+        asking = Asking(tmp_path, server, max_requests=17)
         progress = asking.ask()
         assert progress.state == "spent"
-        (name,) = budget
-        assert name in progress.said
-        assert answered in (None, len(server.asked))
-        assert 0 < len(server.asked) < ITEMS
-        assert progress.tokens <= budget.get("max_tokens", progress.tokens)
+        assert "max_requests" in progress.said
+        assert len(server.asked) == 17
         again = asking.ask()
         assert again.answered == progress.answered, "a restart does not begin to count anew"
         assert asking.open == 0
-        raised = {name: 10**6}
         run = json.loads(asking.dir.run.read_text())
-        run["settings"]["judge"] |= raised
+        run["settings"]["judge"] |= {"max_requests": 10**6}
         _files.write(asking.dir.run, json.dumps(run))
         assert asking.ask().state == "asking"
     assert len(asking.answers()) == len(server.asked) == ITEMS

@@ -34,7 +34,7 @@ def two_threads() -> Iterator[None]:
 def test_as_many_trials_start_as_are_planned_where_memory_costs_cpus(
     two_threads: None, job: Callable[..., Job], memory: bool | str
 ) -> None:
-    site = SlurmSettings.model_validate({"timeout_seconds": 30, "memory": memory})
+    site = SlurmSettings.model_validate({"memory": memory})
     cluster = SlurmCluster(site)
     (node,), _ = cluster.nodes()
     assert (node.cpus, node.cpus_per_core, node.gib_per_cpu) == (64, 2, 4000 / 1024)
@@ -127,14 +127,14 @@ def test_a_plugins_own_words_name_the_setting(
     kind: type[SubmitRefused],
     words: str,
 ) -> None:
-    cluster = SlurmCluster(SlurmSettings.model_validate({"timeout_seconds": 30, **site}))
+    cluster = SlurmCluster(SlurmSettings.model_validate(site))
     with pytest.raises(SubmitRefused, match=words) as caught:
         cluster.submit(job("pass", **fields))
     assert type(caught.value) is kind
 
 
 def test_a_job_that_heeds_them_is_taken(strict_site: None, job: Callable[..., Job]) -> None:
-    site = {"timeout_seconds": 30, "memory": "per-cpu", "partition": "low"}
+    site = {"memory": "per-cpu", "partition": "low"}
     cluster = SlurmCluster(SlurmSettings.model_validate(site))
     cluster.submit(job("pass", gpus=1, cpus=3, memory_mib=1000))
     until(lambda: not not_ended(cluster), "the job to end")

@@ -135,12 +135,6 @@ def test_two_runs_that_tell_of_the_same_failures_again_and_again_add_nothing(
     assert read_avoided(settings, 30.0) == {"n1": last}
 
 
-def test_a_site_may_avoid_nothing(tmp_path: Path) -> None:
-    never = Settings.model_validate({"cache_dir": str(tmp_path), "trial": {"avoid_minutes": 0}})
-    assert avoid(never, "n1", "", "", 0.0) is None
-    assert not avoided_folder(never).exists()
-
-
 def test_files_that_cannot_be_used_are_passed_over(settings: Settings) -> None:
     avoid(settings, "n1", "it hung", "e", 0.0)
     folder = avoided_folder(settings)

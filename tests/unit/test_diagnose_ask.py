@@ -30,8 +30,8 @@ class Site:
     def diagnose(self, *words: str, url: str = "http://127.0.0.1:1/v1", log: str = "") -> Result:
         env = {
             "COORDINATE_EVAL_DIAGNOSIS_RULES": str(self.rules),
-            "COORDINATE_EVAL_DIAGNOSIS_BASE_URL": url,
-            "COORDINATE_EVAL_DIAGNOSIS_MODEL": "wise",
+            "COORDINATE_EVAL_JUDGE_BASE_URL": url,
+            "COORDINATE_EVAL_JUDGE_MODEL": "wise",
             "COLUMNS": "200",
         }
         return CliRunner().invoke(app, ["diagnose", log or str(self.log), *words], env=env)
@@ -117,14 +117,14 @@ def test_model_that_refuses_is_named_by_its_settings(site: Site) -> None:
     with Judge(lambda body, n: fails(401, "no")) as judge:
         error = site.diagnose("--ask", url=judge.url).exception
     assert isinstance(error, CoordinateError)
-    assert "[diagnosis] api_key_env" in str(error)
+    assert "[judge] api_key_env" in str(error)
 
 
 def test_asking_needs_a_model(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     done = CliRunner().invoke(app, ["diagnose", str(site.log), "--ask"])
     assert isinstance(done.exception, UserError)
-    assert "[diagnosis] base_url" in str(done.exception)
+    assert "[judge] base_url" in str(done.exception)
 
 
 def test_the_newest_proposal_is_confirmed(site: Site) -> None:

@@ -247,11 +247,6 @@ def test_a_good_node_that_is_avoided_is_said_to_be(settings: Settings) -> None:
     well = doctor.TriedNode(node="n1", verdict=Verdict.GOOD)
     _, found = doctor.of_nodes(settings, [well], "2", 200.0)
     assert str(avoided_folder(settings) / "n1.json") in found.do
-    never = settings.model_copy(
-        update={"trial": settings.trial.model_copy(update={"avoid_minutes": 0.0})}
-    )
-    (found,) = doctor.of_nodes(never, [bad.model_copy(update={"node": "n2"})], "1", 100.0)
-    assert "exclude" in found.do
 
 
 def test_names_of_nodes_are_quoted_in_the_line_that_drains() -> None:

@@ -29,7 +29,7 @@ from tests.runs import until
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End, State, TaskStatus
-from coordinate_eval.coordinator.incidents.hangs import answer_seconds, silence_seconds
+from coordinate_eval.coordinator.incidents.hangs import HANG_FACTOR, answer_seconds, silence_seconds
 from coordinate_eval.coordinator.incidents.incident import read_incidents
 from coordinate_eval.coordinator.incidents.observe import silent_ends
 from coordinate_eval.coordinator.incidents.shown import report_failures
@@ -57,7 +57,7 @@ from coordinate_eval.coordinator.workers.on_node import whole_node
 
 SLEEP = "import time; time.sleep(600)"
 LEAST = RUN.settings.trial.hang_minutes * 60
-FACTOR = RUN.settings.trial.hang_factor
+FACTOR = HANG_FACTOR
 
 
 def progress(state: str = "running", **fields: Any) -> TrialProgress:

@@ -174,7 +174,7 @@ def test_an_engine_that_refuses_its_arguments_blames_no_node(run_dir: RunDir) ->
     assert found.cause
     assert "chunk size" in found.cause.line
     assert broken_nodes(run_dir) == []
-    assert suspected_nodes(run_dir, make_run(**_run(run_dir)), time.time()) == {}
+    assert suspected_nodes(run_dir, time.time()) == {}
 
 
 def test_a_gpu_that_others_fill_is_its_nodes_fault_and_lowers_no_load(run_dir: RunDir) -> None:

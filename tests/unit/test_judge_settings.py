@@ -13,15 +13,12 @@ from tests.run_dirs import write_index
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Job
-from coordinate_eval.coordinator.display.risks import _judge_budget
-from coordinate_eval.coordinator.display.summary import Review
 from coordinate_eval.coordinator.inputs import judge
 from coordinate_eval.coordinator.inputs.layers import load
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.inputs.suites.suite import runnable
 from coordinate_eval.coordinator.planning.judge_plan import questions_to_judge
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
-from coordinate_eval.coordinator.planning.plan_run import Offer
 from coordinate_eval.coordinator.report.time_ledger import read_time_ledger
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_job
@@ -33,7 +30,6 @@ from coordinate_eval.coordinator.supervisor.refused import refuse
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.judged import endpoint
 from coordinate_eval.evaluators.judged.prompts import judge_question
-from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import Answer, Dataset, Message, Rubric, Suite
 from coordinate_eval.slurm.environment import of_job
 
@@ -362,14 +358,3 @@ def test_a_plan_tells_how_many_questions_the_judge_gets() -> None:
     costs = [Cost(name=n, items=7, gpu_seconds=1, metric_cpu_seconds=0) for n in "abc"]
     plan = Plan.model_construct(datasets=costs)
     assert questions_to_judge(run, plan) == {"b": 14, "c": 28}
-
-
-def test_a_plan_tells_of_a_budget_of_tokens_that_may_not_last() -> None:
-    costs = [Cost(name=n, items=7, gpu_seconds=1, metric_cpu_seconds=0) for n in "abc"]
-    plan = Plan.model_construct(datasets=costs)
-    offer = Offer(0, "slurm", [], [], metric_cpus=1, link_gigabits=25, priors=Priors())
-    for most, told in ((None, False), (10**6, False), (10**4, True)):
-        run = make_run(suite=ALL, judged=["b", "c"], settings=settings(max_tokens=most))
-        review = Review.__new__(Review)
-        review.__dict__.update(plan=plan, run=run, offer=offer)
-        assert bool(list(_judge_budget(review))) == told

@@ -162,5 +162,3 @@ def test_the_next_plan_stages_as_this_run_did(staging_run: RunDir) -> None:
     by_default = Link(25.0).seconds(run.checkpoint.bytes, 1)
     assert staged(**learned) == pytest.approx(4, rel=0.2)
     assert staged(priors_dir="/nowhere") == pytest.approx(by_default)
-    # What the user has set is taken, also where it is the default.
-    assert staged(**learned | {"stage.gigabits_per_node": 25}) == pytest.approx(by_default)

@@ -12,13 +12,10 @@ from tests.plans import offer
 from tests.reviewer import NODES
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.display.risks import _judge_budget
-from coordinate_eval.coordinator.display.summary import Review
 from coordinate_eval.coordinator.planning.costs import read_priors
 from coordinate_eval.coordinator.planning.judge_plan import (
     GUESS,
     plan_judge,
-    tokens_of_judge,
 )
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.plan_run import (
@@ -174,28 +171,14 @@ def test_ratings_of_made_up_responses_teach_nothing_about_others() -> None:
     assert expected(saw(engine="transformers")).seconds > 59
 
 
-def test_the_rate_that_is_allowed_bounds_what_a_quick_server_takes(tmp_path: Path) -> None:
+def test_a_server_that_is_asked_much_at_once_takes_less_for_each(tmp_path: Path) -> None:
     quick = Priors([saw(seconds=0.1)], NOW)
     for given, each in (
         ({"concurrency": 1}, 0.1),
         ({"concurrency": 10}, 0.01),
-        ({"concurrency": 10, "requests_per_minute": 60}, 1.0),
     ):
         found = judging(judged_run(tmp_path, **SERVER, **given), quick)
         assert found.seconds["rated"] == pytest.approx(100 * each, rel=0.2)
-
-
-def test_the_budget_of_tokens_is_compared_with_what_was_measured(tmp_path: Path) -> None:
-    run = judged_run(tmp_path, **SERVER, max_tokens=500_000)
-    for priors, tokens, told in (
-        (Priors(), 150 * 1400, False),
-        (Priors([saw(tokens=5000), saw(OTHER, tokens=1000)], NOW), 550_000, True),
-    ):
-        plan = planned(run, priors).plan
-        assert tokens_of_judge(run, plan, priors) == pytest.approx(tokens, rel=0.01)
-        review = Review.__new__(Review)
-        review.__dict__.update(plan=plan, run=run, offer=offer(NODES, metric_cpus=8, priors=priors))
-        assert bool(list(_judge_budget(review))) == told
 
 
 def test_a_checkpoint_is_planned_with_the_tokens_of_its_questions(

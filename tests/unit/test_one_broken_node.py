@@ -148,16 +148,14 @@ def seen(tmp_path: Path) -> RunDir:
     return made
 
 
-def suspected(run_dir: RunDir, later: float = 0.0, **trial: Any) -> list[str]:
-    run = make_run(settings={"trial": trial})
-    return sorted(suspected_nodes(run_dir, run, time.time() + later))
+def suspected(run_dir: RunDir, later: float = 0.0) -> list[str]:
+    return sorted(suspected_nodes(run_dir, time.time() + later))
 
 
 def test_a_node_is_suspected_for_a_while_and_until_one_has_answered(seen: RunDir) -> None:
     tell(seen, "n1-0", 0, state="failed", cause="engine start")
     assert suspected(seen) == ["n1"]
     assert suspected(seen, later=3600.0) == []
-    assert suspected(seen, avoid_minutes=0) == []
     tell(seen, "n2-0", 0, state="failed", cause="node")
     assert suspected(seen) == ["n1", "n2"]
     tell(seen, "n3-0", 0, state="failed", cause="engine start")

@@ -15,7 +15,10 @@ def test_settings_of_earlier_versions_stop_nothing_and_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "c.toml"
-    file.write_text("[scoring]\ndataset_minutes = 30\n[build]\njobs = 3\nminutes = 60\n")
+    file.write_text(
+        "[scoring]\ndataset_minutes = 30\n[build]\njobs = 3\nminutes = 60\n"
+        "[diagnosis]\nbase_url = 'http://h/v1'\n"
+    )
     monkeypatch.setenv("COORDINATE_EVAL_BUILD_JOBS", "2")
     settings, sources = layers.load({}, file)
     assert (settings.harness.dataset_minutes, settings.harness.jobs) == (30, 2)
@@ -24,6 +27,7 @@ def test_settings_of_earlier_versions_stop_nothing_and_are_named(
         f"setting scoring.dataset_minutes in {file} is called harness.dataset_minutes now",
         f"setting build.jobs in {file} is called harness.jobs now",
         f"setting build.minutes in {file} is gone and has no effect: remove it",
+        f"setting diagnosis.base_url in {file} is gone and has no effect: remove it",
         "setting build.jobs in the environment is called harness.jobs now",
     ]
     with pytest.raises(UserError, match=r"harness\.jobs"):
@@ -108,7 +112,7 @@ def nested(depth: int) -> list[object]:
         ({"slurm.memory": "per-node"}, "setting slurm.memory in here.toml: must be True, False or"),
         ({"supervisor.poll_seconds": -1}, "poll_seconds"),
         ({"metrics.memory_gib": 1e308}, "metrics.memory_gib"),
-        ({"stage.gigabits_per_node": 1e-300}, "stage.gigabits_per_node"),
+        ({"trial.hang_minutes": -1}, "trial.hang_minutes"),
         ({"runs_dir": "~nosuchuser/x"}, "no home folder for ~nosuchuser/x"),
         ({"cache_dir": "~nosuchuser/x"}, "cache_dir"),
         ({"priors_dir": "~nosuchuser/x"}, "priors_dir"),

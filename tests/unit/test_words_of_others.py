@@ -152,7 +152,7 @@ def test_arguments_that_an_engine_refuses_end_a_run_after_one_round(tmp_path: Pa
     why = ends(fail(run_dir, began("", "INFO loading"), said, "engine start"))
     assert "Value Error" in why
     assert "the engine refuses an argument" in why
-    assert suspected_nodes(run_dir, read_run(run_dir), time.time()) == {}
+    assert suspected_nodes(run_dir, time.time()) == {}
 
 
 def test_a_job_that_never_began_has_all_of_its_log(tmp_path: Path) -> None:
@@ -327,10 +327,10 @@ def test_words_of_a_checkpoint_make_no_other_run_avoid_a_node(tmp_path: Path, wo
             tell=lambda _: None, note=lambda _: None, clock=clock,
         )  # fmt: skip
         search.avoid_broken_nodes(run)
-        runs.append((run_dir, run, node))
+        runs.append((run_dir, node))
     assert not read_avoided(settings, time.time())
-    for run_dir, run, node in runs:
-        assert [*suspected_nodes(run_dir, run, time.time())] == [node], "the run itself looks on"
+    for run_dir, node in runs:
+        assert [*suspected_nodes(run_dir, time.time())] == [node], "the run itself looks on"
 
 
 def test_hardware_that_failed_at_the_first_start_is_avoided_by_all_once_another_node_answers(

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from coordinate_eval._format import duration
 from coordinate_eval.coordinator.display.summary import Review
 from coordinate_eval.coordinator.planning.costs import without_prior
-from coordinate_eval.coordinator.planning.judge_plan import tokens_of_judge
 from coordinate_eval.coordinator.planning.simulate import ScoreBar
 from coordinate_eval.coordinator.run.jobs import (
     TIME_LIMIT_FACTOR,
@@ -44,7 +43,6 @@ def risks(found: Review) -> list[str]:
         *_no_signal(found),
         *_memory(found),
         *(f"few-shot examples: {line}" for line in found.own_answers),
-        *_judge_budget(found),
         *_metric_tail(found),
         *_deciding_dataset(found),
         *_wide(found),
@@ -86,16 +84,6 @@ def _few_gpus(found: Review) -> Iterator[str]:
     if nodes and (free * 2 < there or len(full) > len(found.plan.nodes)):
         line = f"few GPUs: {free} of {there} are free on {len(nodes)} nodes"
         yield line + (f"; not usable: {_named(full)}" if full else "")
-
-
-def _judge_budget(found: Review) -> Iterator[str]:
-    most = found.run.settings.judge.max_tokens
-    tokens = tokens_of_judge(found.run, found.plan, found.offer.priors)
-    if most is not None and tokens > most:
-        yield (
-            f"budget: the judge may take about {tokens:,} tokens, and [judge] max_tokens is "
-            f"{most:,}; when that is spent the run ends, and `resume` goes on with more"
-        )
 
 
 def _no_signal(found: Review) -> Iterator[str]:

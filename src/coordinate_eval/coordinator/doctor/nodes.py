@@ -35,7 +35,6 @@ from coordinate_eval.records import Record
 
 DRAIN_REASON = "coordinate-eval doctor: failed an all-gather"
 
-_EXCLUDE = "runs use it, since [trial] avoid_minutes has them avoid none: see [slurm] exclude"
 _SUSPECT = (
     "test it with other nodes; where all fail, look at what they share: the Python "
     "that called, the lines of [slurm] setup, the network (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)"
@@ -195,9 +194,8 @@ def of_nodes(
             )
         elif each.verdict is Verdict.BAD:
             avoid(settings, name, "it failed an all-gather (doctor --nodes)", token, now)
-            known = read_avoided(settings, now).get(name)
-            do = _EXCLUDE if known is None else f"runs avoid it until {avoided_until(known)}"
-            yield failure(name, each.why, do)
+            known = read_avoided(settings, now)[name]
+            yield failure(name, each.why, f"runs avoid it until {avoided_until(known)}")
         elif each.verdict is Verdict.SUSPECT:
             yield failure(name, each.why, _SUSPECT)
         elif each.verdict is Verdict.ALONE:

@@ -20,10 +20,13 @@ from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.incidents.incident import Incident, of_engines, read_incidents
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, TrialProgress
+from coordinate_eval.coordinator.run.records import TrialProgress
 from coordinate_eval.diagnosis.cause import Remedy
 from coordinate_eval.errors import ForeignError, RecordError
 from coordinate_eval.records import Record
+
+AVOIDED_SECONDS = 3600.0
+"""Time for which a node is avoided at first. It doubles each time within a day."""
 
 LONGEST_SECONDS = 86_400.0
 """Longest time for which a node is avoided. Failures that are as long past no longer count."""
@@ -55,16 +58,13 @@ def read_avoided(settings: Settings, now: float) -> dict[str, Avoided]:
 def avoid(settings: Settings, node: str, why: str, evidence: str, now: float) -> Avoided | None:
     """Have all of the user's runs avoid a node, unless this evidence of it is known already.
 
-    Return until when and why, or None if nothing has changed: also where settings avoid no node.
-
-    The time is the setting `[trial] avoid_minutes`, doubled each time within a day.
+    Return until when and why, or None if nothing has changed.
     """
     known = _known(settings).get(node)
-    seconds = settings.trial.avoid_minutes * 60
-    if seconds <= 0 or (known is not None and evidence in known.evidence):
+    if known is not None and evidence in known.evidence:
         return None
     times = 1 if known is None or now - known.until > LONGEST_SECONDS else known.times + 1
-    until = now + growing(seconds, times - 1, LONGEST_SECONDS)
+    until = now + growing(AVOIDED_SECONDS, times - 1, LONGEST_SECONDS)
     seen = [*(known.evidence if known is not None else []), evidence][-MOST_EVIDENCE:]
     new = Avoided(node=node, until=until, why=why, evidence=seen, times=times)
     folder = avoided_folder(settings)
@@ -110,24 +110,23 @@ def broken_nodes(run_dir: RunDir) -> list[Broken]:
     ]
 
 
-def suspected_nodes(run_dir: RunDir, run: Run, now: float) -> dict[str, Avoided]:
+def suspected_nodes(run_dir: RunDir, now: float) -> dict[str, Avoided]:
     """Return the nodes that this run alone avoids now, by name: they may be broken.
 
     Jobs failed there, and none of the run has answered, so that nobody knows whether another node
-    does better. It is tried: for `[trial] avoid_minutes` the run looks for others. What is seen on
+    does better. It is tried: for `AVOIDED_SECONDS` the run looks for others. What is seen on
     several nodes is no node's fault, and some causes would be met on any.
     """
     if _answered(run_dir):
         return {}
     faults = _faults(run_dir)
-    seconds = min(LONGEST_SECONDS, run.settings.trial.avoid_minutes * 60)
     often = Counter(fault.blames_node for fault in faults.values())
     return {
         node: Avoided(node=node, until=until, why=f"{fault.blames_node} ({fault.job} of this run)")
         for node, fault in sorted(faults.items())
         if often[fault.blames_node] == 1
         and not _is_met_anywhere(fault)
-        and (until := fault.time + seconds) > now
+        and (until := fault.time + AVOIDED_SECONDS) > now
     }
 
 

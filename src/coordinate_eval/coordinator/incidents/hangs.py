@@ -4,6 +4,9 @@ from collections.abc import Iterable, Mapping
 
 from coordinate_eval.coordinator.run.records import Run, TrialProgress
 
+HANG_FACTOR = 5.0
+"""Multiple of the predicted seconds after which an answer is overdue: predictions are rough."""
+
 STARTING_TIMES = 2
 """Factor by which an engine may be silent longer while it starts: the first one compiles."""
 
@@ -22,8 +25,8 @@ def answer_seconds(
 ) -> dict[str, float]:
     """Return the seconds after which an answer of each dataset is due, by generous predictions.
 
-    That is a whole shard's time, or that of its longest item, if predictions are wrong by the
-    setting `[trial] hang_factor`; or the time of the longest answer that is allowed.
+    That is a whole shard's time, or that of its longest item, if predictions are wrong by
+    `HANG_FACTOR`; or the time of the longest answer that is allowed.
 
     Args:
         run: the run's record.
@@ -33,9 +36,8 @@ def answer_seconds(
     predicted = dict(floor_seconds)
     for shard in run.shards:
         predicted[shard.dataset] = max(predicted.get(shard.dataset, 0.0), shard.gpu_seconds)
-    factor = run.settings.trial.hang_factor
     return {
-        name: max(factor * seconds, TOKEN_SECONDS * longest_output_tokens.get(name, 0))
+        name: max(HANG_FACTOR * seconds, TOKEN_SECONDS * longest_output_tokens.get(name, 0))
         for name, seconds in predicted.items()
     }
 
@@ -54,10 +56,9 @@ def silence_seconds(
         held: datasets of which it has shards.
         due: seconds of an answer, from `answer_seconds`.
     """
-    settings = run.settings.trial
-    least = settings.hang_minutes * 60
+    least = run.settings.trial.hang_minutes * 60
     start = STARTING_TIMES * max(
-        least, settings.hang_factor * (run.engine_start_seconds + (run.copy_seconds or 0.0))
+        least, HANG_FACTOR * (run.engine_start_seconds + (run.copy_seconds or 0.0))
     )
     if progress is None or progress.state in ("staging", "starting"):
         return start

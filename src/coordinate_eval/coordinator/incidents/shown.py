@@ -157,7 +157,7 @@ def done_about(run_dir: RunDir, incident: Incident) -> str:
             ended = _files.read_json(run_dir.results)
             if isinstance(ended, dict) and incident.words in str(ended.get("reason")):
                 return "the run was ended"
-    if incident.node in suspected_nodes(run_dir, run, 0.0):
+    if incident.node in suspected_nodes(run_dir, 0.0):
         return f"{incident.node} is avoided by this run until another node has shown more"
     return ""
 

@@ -69,10 +69,7 @@ _MAY_MOVE = {
     "base_url",
     "api_key_env",
     "concurrency",
-    "requests_per_minute",
     "max_requests",
-    "max_tokens",
-    "timeout_seconds",
 }
 
 

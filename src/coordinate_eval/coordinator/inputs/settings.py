@@ -45,12 +45,6 @@ class StageSettings(_Section):
         description="folder of a memory file system on each node: for the weights with shm, for "
         "links to them with none",
     )
-    gigabits_per_node: float | None = Field(
-        default=None,
-        ge=1e-3,
-        le=1e6,
-        description="speed of one node's storage link; if not set, what finished runs measured",
-    )
 
     @field_validator("where")
     @classmethod
@@ -102,18 +96,12 @@ class TrialSettings(_Section):
     max_minutes: int = Field(
         default=720, ge=1, le=MOST_MINUTES, description="longest time limit of any job"
     )
-    hang_factor: float = Field(
-        default=5.0,
-        ge=1,
-        le=1000,
-        description="a trial without a response for this multiple of the predicted time is ended",
-    )
     hang_minutes: float = Field(
         default=15.0,
         gt=0,
         le=MOST_MINUTES,
-        description="shortest such time, and that of jobs on CPUs that give no sign of life; "
-        "twice as long while either starts",
+        description="a job without a sign of life for this time is ended: twice as long while it "
+        "starts, and a trial has at least 5 times what its longest shard is predicted to take",
     )
     least_gain_seconds: float = Field(
         default=30.0,
@@ -121,13 +109,6 @@ class TrialSettings(_Section):
         le=MOST_MINUTES * 60,
         description="least time that must be saved before an idle trial also answers the shard of "
         "a slow one",
-    )
-    avoid_minutes: float = Field(
-        default=60.0,
-        ge=0,
-        le=MOST_MINUTES,
-        description="time for which a node is avoided on which jobs failed while others answered; "
-        "doubled each time, up to a day; 0 avoids none",
     )
 
 
@@ -150,17 +131,8 @@ class MetricSettings(_Section):
     )
 
 
-def _without_secret(given: str | None, setting: str) -> str | None:
-    if given and set("@?#") & set(given):
-        raise ValueError(
-            "must have no password and no query, which would stand in files of the run: put a "
-            f"key into an environment variable, and its name into {setting}"
-        )
-    return given
-
-
 class JudgeSettings(_Section):
-    """The model that rates the answers of judged datasets."""
+    """The model that rates the answers of judged datasets, and that `diagnose --ask` asks."""
 
     base_url: str | None = Field(
         default=None,
@@ -186,16 +158,7 @@ class JudgeSettings(_Section):
     concurrency: int = Field(
         default=32, ge=1, le=4096, description="questions to the judge at the same time"
     )
-    requests_per_minute: float | None = Field(
-        default=None, gt=0, le=1e6, description="questions in a minute, at most"
-    )
     max_requests: int | None = Field(default=None, ge=1, description="questions of a run, at most")
-    max_tokens: int | None = Field(
-        default=None, ge=1, description="tokens that the judge reads and writes for a run, at most"
-    )
-    timeout_seconds: float = Field(
-        default=600.0, gt=0, le=MOST_SECONDS, description="time for one answer of the judge"
-    )
     baseline: str | None = Field(
         default=None,
         description="answers to compare with: a file of them, or a run directory",
@@ -204,7 +167,12 @@ class JudgeSettings(_Section):
     @field_validator("base_url")
     @classmethod
     def _has_no_secret(cls, given: str | None) -> str | None:
-        return _without_secret(given, "judge.api_key_env")
+        if given and set("@?#") & set(given):
+            raise ValueError(
+                "must have no password and no query, which would stand in files of the run: put a "
+                "key into an environment variable, and its name into judge.api_key_env"
+            )
+        return given
 
     @property
     def name(self) -> str:
@@ -213,28 +181,13 @@ class JudgeSettings(_Section):
 
 
 class DiagnosisSettings(_Section):
-    """By what causes are found besides the shipped rules, and whom `diagnose --ask` may ask."""
+    """The rules by which causes are found, besides the shipped ones."""
 
     rules: str | None = Field(
         default=None,
         description="file of rules and filters of your own; if not set, "
         "~/.config/coordinate-eval/diagnosis.yaml",
     )
-    base_url: str | None = Field(
-        default=None,
-        description="address of an OpenAI-compatible server whose model `--ask` asks",
-    )
-    model: str | None = Field(default=None, description="that model's name on that server")
-    api_key_env: str | None = Field(
-        default=None,
-        pattern=_VARIABLE,
-        description="name of the environment variable that has the server's key",
-    )
-
-    @field_validator("base_url")
-    @classmethod
-    def _has_no_secret(cls, given: str | None) -> str | None:
-        return _without_secret(given, "diagnosis.api_key_env")
 
 
 class HarnessSettings(_Section):

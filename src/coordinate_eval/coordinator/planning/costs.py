@@ -135,12 +135,8 @@ def engine_start_seconds(priors: Priors, on: Conditions) -> float:
     return ENGINE_START_SECONDS if measured is None else round(measured, 1)
 
 
-def storage_link(
-    settings: Settings, priors: Priors, on: Conditions, checkpoint: Checkpoint
-) -> Link:
-    """Return the storage bandwidth: set by the user, else measured, else a guess."""
-    if settings.stage.gigabits_per_node is not None:
-        return Link(settings.stage.gigabits_per_node)
+def storage_link(priors: Priors, on: Conditions, checkpoint: Checkpoint) -> Link:
+    """Return the storage bandwidth: measured, else a guess."""
     return priors.link(
         on,
         this_machine.storage_of(checkpoint.path),

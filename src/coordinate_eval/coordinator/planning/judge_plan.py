@@ -14,7 +14,6 @@ from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
     settings_of_judge,
 )
 from coordinate_eval.coordinator.inputs.judge import most_questions, why_not_judged
-from coordinate_eval.coordinator.inputs.settings import JudgeSettings
 from coordinate_eval.coordinator.planning.costs import dataset_cost
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.places.nodes import (
@@ -103,7 +102,7 @@ def plan_judge(run: Run, offer: Offer, built: Mapping[str, DatasetRequests]) -> 
     each = _per_question(run, offer.priors)
     if settings.checkpoint is None:
         seconds = {
-            name: min(MOST_SECONDS, count * _server_seconds(settings, each[name].seconds))
+            name: min(MOST_SECONDS, count * each[name].seconds / settings.concurrency)
             for name, count in questions.items()
         }
         return Judging(JudgeWork(questions=total, gpus=0), seconds)
@@ -116,11 +115,6 @@ def plan_judge(run: Run, offer: Offer, built: Mapping[str, DatasetRequests]) -> 
         dict.fromkeys(questions, took),
         "" if node.name == QUEUED_NODE else node.gpu_type,
     )
-
-
-def _server_seconds(settings: JudgeSettings, answer_seconds: float) -> float:
-    """Return a server's seconds for a question, of many that it is asked at once."""
-    return max(answer_seconds / settings.concurrency, 60 / (settings.requests_per_minute or 1e9))
 
 
 def judge_of(run: Run) -> Demand:

@@ -133,7 +133,7 @@ def offer_of_cluster(
         nodes,
         busy,
         metric_cpus=settings.metrics.cpus,
-        link_gigabits=settings.stage.gigabits_per_node or LINK_GIGABITS,
+        link_gigabits=LINK_GIGABITS,
         priors=read_priors(settings, now),
         exclusive=exclusive,
         limits=limits or JobLimits(),
@@ -239,7 +239,7 @@ def rates(
     if offer.described is not None:
         link = Link(offer.described.storage_gigabits_per_node)
         return on, offer.described.engine_start_seconds, link
-    link = storage_link(settings, offer.priors, on, checkpoint)
+    link = storage_link(offer.priors, on, checkpoint)
     return on, engine_start_seconds(offer.priors, on), link
 
 

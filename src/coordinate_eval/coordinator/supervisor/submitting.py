@@ -216,7 +216,7 @@ class Submitter:
         They must exist: Slurm refuses a name that it does not know. If all do, none is avoided.
         """
         now = self._clock.now()
-        suspected = suspected_nodes(self._dir, run, now)
+        suspected = suspected_nodes(self._dir, now)
         avoided = read_avoided(run.settings, now).keys() | suspected.keys()
         if kind_of(run, job.name) is Pullers.JUDGE:
             incidents = read_incidents(self._dir)

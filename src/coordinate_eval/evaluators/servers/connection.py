@@ -29,7 +29,6 @@ from coordinate_eval.evaluators.servers.access import (
     is_loopback,
     spellings,
 )
-from coordinate_eval.evaluators.servers.pacing import Gate, Pace
 from coordinate_eval.evaluators.servers.replies import (
     MOST_WORDS,
     Reply,
@@ -82,9 +81,7 @@ class Server:
 
     Args:
         access: where it is.
-        concurrency: questions at the same time, at most. They become fewer while the server says
-            that it is busy.
-        requests_per_minute: questions that are begun within a minute; None for any number.
+        concurrency: questions at the same time, at most.
         timeout_seconds: for one answer; None for any time.
         patience_seconds: time without any answer, after the first failure, after which the server
             is given up; likewise of a single question while others are answered.
@@ -95,14 +92,14 @@ class Server:
         access: Access,
         *,
         concurrency: int = 1,
-        requests_per_minute: float | None = None,
         timeout_seconds: float | None = 600.0,
         patience_seconds: float = 600.0,
     ) -> None:
         self.access = access
         self._timeout_seconds, self._patience_seconds = timeout_seconds, patience_seconds
-        self._gate = Gate(concurrency)
-        self._pace = Pace(requests_per_minute)
+        self._gate = asyncio.Semaphore(concurrency)
+        self._rest_until = 0.0
+        """Time of the clock before which no question is begun: the server says that it is busy."""
         self._key = spellings(access.key) if len(access.key) >= LEAST_SECRET else None
         self._failing_since: float | None = None
         self._pools = -(-concurrency // POOL)
@@ -170,13 +167,11 @@ class Server:
         while True:
             try:
                 async with self._gate:
-                    await self._pace.wait()
-                    began = time.monotonic()
+                    while (left := self._rest_until - time.monotonic()) > 0:
+                        await asyncio.sleep(left)
                     answer = await ask()
             except TryAgain as failure:
                 now = time.monotonic()
-                if failure.busy:
-                    self._gate.slow_down(began)
                 odd += failure.odd
                 if odd >= MOST_ODD:
                     self._failing_since = None
@@ -186,11 +181,12 @@ class Server:
                 failing_since = failing_since or now
                 if self._is_over(failing_since) or self.is_silent:
                     raise ServerSilent(self.said) from None
-                if failure.retry_after is not None:
-                    self._pace.rest(min(failure.retry_after, MOST_RETRY_AFTER_SECONDS))
+                rest = failure.retry_after
+                if rest is None:
+                    rest = pause if failure.busy else 0.0
+                self._rest_until = max(self._rest_until, now + min(rest, MOST_RETRY_AFTER_SECONDS))
             else:
                 self._failing_since = None
-                self._gate.speed_up()
                 return answer
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads tries
             pause = min(2 * pause, MOST_PAUSE_SECONDS)

@@ -16,7 +16,7 @@ from coordinate_eval.coordinator.cli.inquire.runs import open_to_show
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.incidents.judge import learned_file, read_rules
 from coordinate_eval.coordinator.incidents.shown import FailedJob, diagnose_run
-from coordinate_eval.coordinator.inputs.settings import DiagnosisSettings, Settings
+from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.report.results import why_incomplete
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.diagnosis.asking import VOTES, content_of, lines_to_show, rule_of, vote
@@ -33,7 +33,7 @@ TIMEOUT_SECONDS = 120.0
 
 
 def propose(
-    logs: Sequence[Log], end: str, rules: Rules, settings: DiagnosisSettings, learned: Path
+    logs: Sequence[Log], end: str, rules: Rules, settings: JudgeSettings, learned: Path
 ) -> None:
     """Ask the model about what no rule knows in these logs; print and keep what it proposes.
 
@@ -42,10 +42,8 @@ def propose(
         CoordinateError: the model does not answer.
     """
     if not settings.base_url or not settings.model:
-        raise UserError("--ask needs a model: set [diagnosis] base_url and model")
-    access = Access.of(
-        settings.base_url, settings.model, settings.api_key_env, os.environ, "diagnosis"
-    )
+        raise UserError("--ask needs a model: set [judge] base_url and model")
+    access = Access.of(settings.base_url, settings.model, settings.api_key_env, os.environ)
     shown = lines_to_show(logs)
     if not shown:
         say("the logs have no line to ask about")
@@ -175,7 +173,7 @@ def _show_logs(paths: Sequence[Path], rules: Rules, settings: Settings, asked: A
         logs = [_read(path, rules) for path in paths]
     cause = find_cause(logs, rules, Ending(asked.end), by_words=True)
     if asked.ask and cause is not None and cause.reason == UNKNOWN:
-        propose(logs, asked.end, rules, settings.diagnosis, learned_file(settings))
+        propose(logs, asked.end, rules, settings.judge, learned_file(settings))
     name = paths[0].name if len(paths) == 1 else plural(len(paths), "log")
     found = [] if cause is None else [FailedJob("job", name, "", "", "", cause)]
     if asked.as_json:

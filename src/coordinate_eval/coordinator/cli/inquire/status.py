@@ -144,7 +144,7 @@ def describe(
 def _avoided(run_dir: RunDir, run: Run) -> list[str]:
     """Return the nodes that this run or all of the user's avoid now, with the reasons."""
     now = time.time()
-    found = suspected_nodes(run_dir, run, now) | read_avoided(run.settings, now)
+    found = suspected_nodes(run_dir, now) | read_avoided(run.settings, now)
     return [f"{name} is {avoided_words(found[name])}" for name in sorted(found)]
 
 

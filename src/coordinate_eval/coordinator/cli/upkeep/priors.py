@@ -95,7 +95,7 @@ def show(
         "runs": len({one.run for one in seen}),
         "conditions": on.model_dump(),
         "engine_start_seconds": priors.start_seconds(on),
-        "stage": _stage(settings, seen, priors, on, _source(seen, checkpoint)),
+        "stage": _stage(seen, priors, on, _source(seen, checkpoint)),
         "judges": _judges(priors, wanted, on.engine),
         "datasets": rows,
     }
@@ -260,25 +260,17 @@ def _source(seen: "Sequence[Seen]", checkpoint: Path | None) -> _Source:
 
 
 def _stage(
-    settings: Settings,
-    seen: "Sequence[Seen]",
-    priors: "Priors",
-    on: "Conditions",
-    source: _Source,
+    seen: "Sequence[Seen]", priors: "Priors", on: "Conditions", source: _Source
 ) -> dict[str, Any]:
     """Return what is known of copying such a checkpoint into the memory of nodes."""
     from coordinate_eval.coordinator.planning.costs import LINK_GIGABITS
 
-    given = settings.stage.gigabits_per_node
-    link = priors.link(
-        on, source.storage, converted=source.converted, gigabits=given or LINK_GIGABITS
-    )
+    link = priors.link(on, source.storage, converted=source.converted, gigabits=LINK_GIGABITS)
     return {
         **source._asdict(),
         **link._asdict(),
         "seconds": link.seconds(on.model.bytes, 1),
         "copies": sum(1 for copy in _copies(seen) if _source_of(copy) == source),
-        "set_gigabits_per_node": given,
     }
 
 
@@ -387,7 +379,4 @@ def _print_stage(console: Console, stage: dict[str, Any]) -> None:
         many = stage["seconds"] * (1 + stage["shared"] * (SOME_NODES - 1))
         words += f", each of {SOME_NODES} at once in {duration(many)}"
     words += f"; seen {stage['copies']} ×"
-    if stage["set_gigabits_per_node"] is not None:
-        given = stage["set_gigabits_per_node"]
-        words += f"; plans take the {given:g} Gbit/s that are set ([stage] gigabits_per_node)"
     console.print(words, markup=False, highlight=False, soft_wrap=True)

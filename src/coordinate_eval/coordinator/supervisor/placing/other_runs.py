@@ -76,7 +76,7 @@ class OtherRuns:
             busy,
             settings,
             read_avoided(settings, now),
-            suspected_nodes(self._dir, run, now),
+            suspected_nodes(self._dir, now),
             run.gpu_type if run.planned else "",
         )
         self._seen = self._look()

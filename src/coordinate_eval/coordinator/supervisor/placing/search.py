@@ -6,7 +6,12 @@ from coordinate_eval import _files
 from coordinate_eval._clock import Clock, growing
 from coordinate_eval._format import plural
 from coordinate_eval.clusters.protocol import Busy, Cluster, Node
-from coordinate_eval.coordinator.incidents.bad_nodes import avoid, broken_nodes, suspected_nodes
+from coordinate_eval.coordinator.incidents.bad_nodes import (
+    AVOIDED_SECONDS,
+    avoid,
+    broken_nodes,
+    suspected_nodes,
+)
 from coordinate_eval.coordinator.incidents.remedies import count_short_rounds
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.asked_nodes import avoided_words, most_nodes
@@ -217,11 +222,11 @@ class Search:
         beside, held = sum(count_trials(run, facts)), held_nodes(run, facts)
         try:
             available, now = self._others.available(run), self._clock.now()
-            suspected = suspected_nodes(self._dir, run, now)
+            suspected = suspected_nodes(self._dir, now)
             if action.otherwise and any(node.name in suspected for node in available[0]):
                 return Finish(f"{action.otherwise}. No other node is there to try")
             limited = run.model_copy(update={"limits": self._cluster.limits()})
-            vain = nodes_in_vain(self._dir, now - 60 * run.settings.trial.avoid_minutes)
+            vain = nodes_in_vain(self._dir, now - AVOIDED_SECONDS)
             short = count_short_rounds(self._dir, run, rounds, now)
             new = next_round(
                 limited, plan, rounds, left, available, now, short, self._others.within,
@@ -258,7 +263,7 @@ class Search:
             new = avoid(run.settings, node, said, evidence, self._clock.now())
             if new is not None:
                 self._tell(f"{node} is {avoided_words(new)}")
-        suspected = suspected_nodes(self._dir, run, self._clock.now())
+        suspected = suspected_nodes(self._dir, self._clock.now())
         for node in suspected.keys() - self._suspected:
             self._tell(f"{node} is {avoided_words(suspected[node])}")
         self._suspected = suspected.keys()

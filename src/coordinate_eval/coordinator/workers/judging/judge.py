@@ -26,23 +26,17 @@ from typing import Literal
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
-from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter, Ledger, own_task
+from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.claiming.work import (
-    claimable,
+    claim_next,
     recorded_answers,
     unfinished,
 )
 from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run, read_run
-from coordinate_eval.coordinator.workers.judging.answers import (
-    Budget,
-    KeptAnswers,
-    Spent,
-    count_odd,
-    most_tokens,
-)
+from coordinate_eval.coordinator.workers.judging.answers import KeptAnswers, count_odd
 from coordinate_eval.coordinator.workers.judging.own_server import (
     CONCURRENCY,
     ServerEnded,
@@ -63,6 +57,11 @@ POLL_SECONDS = 0.5
 
 PROGRESS_SECONDS = 5.0
 """Time between two notes of how far the judge is."""
+
+
+class Spent(Exception):
+    """The budget is spent. The text says which setting raises it."""
+
 
 KEEPERS = 8
 """Threads that keep answers for later runs: storage may take its time."""
@@ -123,8 +122,6 @@ def _endpoint(run: Run) -> Endpoint:
     return Endpoint(
         Access.of(settings.base_url or "", settings.model or "", settings.api_key_env, os.environ),
         concurrency=settings.concurrency,
-        requests_per_minute=settings.requests_per_minute,
-        timeout_seconds=settings.timeout_seconds,
         patience_seconds=run.settings.supervisor.patience_seconds,
     )
 
@@ -147,11 +144,12 @@ class _JudgeJob:
         self._concurrency = self._settings.concurrency
         if self._settings.checkpoint:  # its engine is to be full
             self._concurrency = max(CONCURRENCY, self._concurrency)
-        self._ledger = Ledger(run_dir, "answers")
         cache = Path(run.settings.cache_dir).expanduser()
         self._kept = KeptAnswers(cache, self._settings.name)
         self._answers = recorded_answers(run_dir, run.judged)
-        self._budget = Budget(self._settings, self._answers.values())
+        asked = [answer for answer in self._answers.values() if not answer.kept]
+        self._asked, self._tokens = len(asked), sum(answer.tokens for answer in asked)
+        """What the judge was asked in this run, and the tokens that it read and wrote."""
         self._queue: deque[Question] = deque()
         self._waiting: dict[str, list[_OpenPortion]] = {}
         """Open portions by the question that they wait for: in flight, queued, or put aside."""
@@ -159,8 +157,6 @@ class _JudgeJob:
         self._done: asyncio.Queue[asyncio.Task[Answer]] = asyncio.Queue()
         self._keepers = ThreadPoolExecutor(KEEPERS)
         self._leaving = self._given_back = False
-        self._flying_tokens = 0
-        """Most tokens of all questions in flight."""
         self._aside: list[str] = []
         """Errors of questions to which nothing usable came, while others had answers."""
         before = _files.read_record_if_there(run_dir.judge, JudgeProgress)
@@ -229,7 +225,8 @@ class _JudgeJob:
                 pass
             if not self._waiting:
                 return
-            self._check_budget()
+            if why_not := self._why_not(len(self._queue)):
+                raise Spent(f"{why_not}; {plural(len(self._queue), 'question')} are to be asked")
             self._nodes = [*self._nodes, this_node()]
             self._note("asking", "the judge's server is starting")
             async with own_server(self._dir, self._run) as server:
@@ -248,15 +245,15 @@ class _JudgeJob:
             self._noted = 0.0
             self._note("asking", "")
 
-    def _check_budget(self) -> None:
-        """Check that the budget allows all questions that are queued.
-
-        Raises:
-            Spent: it does not.
-        """
-        tokens = sum(map(most_tokens, self._queue))
-        if why_not := self._budget.why_not(len(self._queue), tokens):
-            raise Spent(f"{why_not}; {plural(len(self._queue), 'question')} are to be asked")
+    def _why_not(self, questions: int) -> str:
+        """Return why the budget does not allow so many more questions; empty if it does."""
+        most = self._settings.max_requests
+        if most is None or self._asked + questions <= most:
+            return ""
+        return (
+            f"the budget is spent: the judge was asked {plural(self._asked, 'question')}, "
+            f"and [judge] max_requests is {most:,}"
+        )
 
     def _give_back(self) -> None:
         """End all open attempts, once. The next ones use their lines."""
@@ -303,27 +300,26 @@ class _JudgeJob:
 
     def _claim(self) -> tuple[_OpenPortion, list[Question], dict[str, Answer]] | None:
         """Claim a portion. Return its questions, and their answers that need no judge."""
-        for span in claimable(self._dir, self._run, Pullers.JUDGE)["answers"]:
-            attempt = self._ledger.claim(span, "judge", own_task())
-            if attempt is None:
-                continue
-            writer = AttemptWriter(self._ledger, span, attempt)
-            try:
-                lines = _files.lines(self._dir.questions(span))
-                asked = {q.id: q for q in (Question.model_validate_json(line) for line in lines)}
-                known: dict[str, Answer] = {}
-                for line in self._ledger.earlier_lines(span, attempt):
-                    with contextlib.suppress(ValueError):
-                        answer = Answer.model_validate_json(line)
-                        known[answer.id] = answer
-                for question in asked.values():
-                    if question.id not in known and (found := self._answer_without_judge(question)):
-                        known[question.id] = found
-            except BaseException:
-                writer.give_back("released")
-                raise
-            return _OpenPortion(span, writer, set()), list(asked.values()), known
-        return None
+        piece = claim_next(self._dir, self._run, Pullers.JUDGE, "judge")
+        if piece is None:
+            return None
+        ledger, span, attempt = piece
+        writer = AttemptWriter(ledger, span, attempt)
+        try:
+            lines = _files.lines(self._dir.questions(span))
+            asked = {q.id: q for q in (Question.model_validate_json(line) for line in lines)}
+            known: dict[str, Answer] = {}
+            for line in ledger.earlier_lines(span, attempt):
+                with contextlib.suppress(ValueError):
+                    answer = Answer.model_validate_json(line)
+                    known[answer.id] = answer
+            for question in asked.values():
+                if question.id not in known and (found := self._answer_without_judge(question)):
+                    known[question.id] = found
+        except BaseException:
+            writer.give_back("released")
+            raise
+        return _OpenPortion(span, writer, set()), list(asked.values()), known
 
     def _answer_without_judge(self, question: Question) -> Answer | None:
         """Return an answer of this or an earlier run, or a refusal of what is no question."""
@@ -341,15 +337,12 @@ class _JudgeJob:
             Spent: it allows none, and nothing is in flight.
         """
         while self._queue and len(self._running) < self._concurrency:
-            tokens = self._flying_tokens + most_tokens(self._queue[0])
-            why_not = self._budget.why_not(len(self._running) + 1, tokens)
-            if why_not:
+            if why_not := self._why_not(len(self._running) + 1):
                 if not self._running:
                     left = plural(len(self._waiting), "question")
                     raise Spent(f"{why_not}; {left} or more are left")
                 return
             question = self._queue.popleft()
-            self._flying_tokens = tokens
             task = asyncio.create_task(judge.ask(question))
             task.add_done_callback(self._done.put_nowait)
             self._running[task] = question
@@ -368,7 +361,7 @@ class _JudgeJob:
             done.append(self._done.get_nowait())
         ended: CoordinateError | None = None
         for task in done:
-            self._flying_tokens -= most_tokens(self._running.pop(task))
+            del self._running[task]
             try:
                 self._store(task.result())
             except ServerRefuses as error:
@@ -383,7 +376,7 @@ class _JudgeJob:
     def _store(self, answer: Answer) -> None:
         """Write an answer into all portions that wait for it, and publish those that are whole."""
         self._answers[answer.id] = answer
-        self._budget.count(answer)
+        self._asked, self._tokens = self._asked + 1, self._tokens + answer.tokens
         if answer.passed:
             self._keepers.submit(self._kept.store, answer)
         for portion in self._waiting.pop(answer.id):
@@ -400,10 +393,10 @@ class _JudgeJob:
         progress = JudgeProgress(
             state=state,
             said=said,
-            answered=self._budget.requests,
+            answered=self._asked,
             kept=sum(answer.kept for answer in self._answers.values()),
             left=len(self._waiting),
-            tokens=self._budget.tokens,
+            tokens=self._tokens,
             odd=count_odd(self._answers.values()),
             cpu_seconds=round(self._cpu_before + time.process_time(), 3),
             nodes=self._nodes,

@@ -139,7 +139,6 @@ async def own_server(run_dir: RunDir, run: Run) -> AsyncIterator[OwnServer]:
         endpoint = Endpoint(
             access,
             concurrency=max(CONCURRENCY, settings.judge.concurrency),
-            timeout_seconds=settings.judge.timeout_seconds,
             patience_seconds=settings.supervisor.patience_seconds,
             most_tokens=longest_answer(context_of(judge)),
             # Some of them mark the end of its thinking.
