@@ -13,7 +13,7 @@ the first run of a model the benchmark assumes that its texts take a third of th
 
 The second table of an engine predicts each run from all other runs and from the other sizes alone,
 with several weights for each difference between an observation and the prediction
-(`likeness.UNLIKE`), and without the fitted coefficients.
+(`likeness.UNLIKE`).
 """
 
 import argparse
@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -41,7 +41,7 @@ from tests.tiny import MAX_LENGTH, VOCABULARY, tiny_model
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.priors import conditions as conditions_of
-from coordinate_eval.priors import fit, likeness, roofline, this_machine
+from coordinate_eval.priors import likeness, roofline, this_machine
 from coordinate_eval.priors.observations import DatasetSeen, Subject
 from coordinate_eval.priors.predict import Prediction, Priors
 from coordinate_eval.priors.roofline import Conditions, Model, Work
@@ -302,7 +302,7 @@ def show(engine: str, runs: list[Run], datasets: dict[str, list[Request]]) -> No
 
 
 def weights_table(engine: str, runs: list[Run], datasets: dict[str, list[Request]]) -> Table:
-    """Return the table of errors by weight of a difference, and without fitted coefficients."""
+    """Return the table of errors by weight of a difference."""
     works = {name: built(group) for name, group in datasets.items()}
 
     def errors(*, own: bool) -> list[float]:
@@ -316,16 +316,10 @@ def weights_table(engine: str, runs: list[Run], datasets: dict[str, list[Request
                 found.append(abs(guess.gpu_seconds / one.gpu_seconds - 1))
         return found
 
-    def unfitted(seen: Sequence[DatasetSeen], weights: Sequence[float]) -> fit.Fit:
-        return fitted(seen, weights)._replace(coefficients=roofline.SHIPPED)
-
-    fitted = fit.fit
     rows = {}
     for weight in WEIGHTS:
         with mock.patch.object(likeness, "UNLIKE", weight):
             rows[f"weight {weight:g}"] = errors(own=True), errors(own=False)
-    with mock.patch.object(fit, "fit", unfitted):
-        rows[f"weight {likeness.UNLIKE:g}, not fitted"] = errors(own=True), errors(own=False)
     likeness.of_model.cache_clear()
     table = Table(title=f"{engine}: median error, 95th percentile")
     table.add_column("")

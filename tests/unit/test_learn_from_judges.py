@@ -30,9 +30,8 @@ from coordinate_eval.coordinator.supervisor.learn_from_run import (
     collect_observations,
     store_observations,
 )
-from coordinate_eval.priors.judges import PerQuestion
 from coordinate_eval.priors.observations import JudgeSeen, subject
-from coordinate_eval.priors.predict import Priors
+from coordinate_eval.priors.predict import PerQuestion, Priors
 from coordinate_eval.priors.store import Store
 from coordinate_eval.records import Answer, Dataset
 

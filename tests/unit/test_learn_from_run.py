@@ -262,7 +262,8 @@ def test_a_learned_start_counts() -> None:
 def test_a_store_that_cannot_be_read_teaches_nothing(tmp_path: Path) -> None:
     (tmp_path / "priors").write_text("no folder")
     priors = costs.read_priors(Settings(priors_dir=str(tmp_path / "priors")), time.time())
-    assert priors.fits == {}
+    on = costs.conditions(CHECKPOINT, EngineSettings(), "h100", 1)
+    assert costs.engine_start_seconds(priors, on) == costs.ENGINE_START_SECONDS
 
 
 def test_a_trial_tells_bad_input_from_other_errors(

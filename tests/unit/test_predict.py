@@ -21,7 +21,7 @@ from tests.observed import (
 )
 
 from coordinate_eval.coordinator.planning.plan import Cost
-from coordinate_eval.priors import fit, gpus, likeness, predict
+from coordinate_eval.priors import gpus, likeness, predict
 from coordinate_eval.priors import roofline as model
 from coordinate_eval.priors.observations import (
     BuildSeen,
@@ -48,7 +48,7 @@ def errors(observed: Sequence[DatasetSeen], conditions: Conditions) -> list[floa
 
 
 def test_with_nothing_seen_it_is_the_roofline_and_says_so() -> None:
-    for gpu, spread in (("h100", fit.SHIPPED_SPREAD), ("brand new", fit.UNKNOWN_SPREAD)):
+    for gpu, spread in (("h100", predict.SHIPPED_SPREAD), ("brand new", predict.UNKNOWN_SPREAD)):
         conditions = on(gpu=gpu)
         for name in DATASETS:
             predicted = Priors().predict(subject(name), work_of(name), conditions)
@@ -73,7 +73,7 @@ def test_a_size_that_never_ran_is_predicted_from_two_others() -> None:
     assert sorted(found)[len(found) // 2] < 0.15
     assert max(found) < 0.3
     spread = Priors(observed, NOW).predict(subject("thinking"), work_of("thinking"), on(7)).spread
-    assert 0.12 < spread < fit.SHIPPED_SPREAD
+    assert 0.12 < spread < predict.SHIPPED_SPREAD
 
 
 def test_more_runs_make_it_surer() -> None:
@@ -123,7 +123,7 @@ def test_a_gpu_that_never_ran_stays_at_the_roofline_of_its_own() -> None:
         predicted = Priors(observed, NOW).predict(subject(name), work_of(name), asked)
         roofline = model.gpu_seconds(work_of(name), asked.model, gpus.lookup("h200"))
         assert roofline / 2 < predicted.gpu_seconds < 2 * roofline
-        assert predicted.spread >= fit.SHIPPED_SPREAD
+        assert predicted.spread >= predict.SHIPPED_SPREAD
 
 
 def test_how_much_a_model_writes_is_learned() -> None:
@@ -172,8 +172,6 @@ def test_predictions_are_sane_whatever_was_seen(
         for i, (name, size, gpu, noise, days) in enumerate(rows)
     ]
     priors = Priors(observed, NOW)
-    for found in priors.fits.values():
-        assert all(c >= 0 and math.isfinite(c) for c in found.coefficients)
     for name in DATASETS:
         predicted = priors.predict(subject(name), work_of(name), on())
         assert math.isfinite(predicted.gpu_seconds)
@@ -181,19 +179,6 @@ def test_predictions_are_sane_whatever_was_seen(
         # The largest ratio of seconds is that of the limits, 10¹² and 10⁻⁶.
         assert predict.LEAST_SPREAD <= predicted.spread < 42
         assert predicted.floor_seconds >= 0
-
-
-def test_a_fit_finds_the_coefficients_that_the_observations_have() -> None:
-    observed = [
-        one.model_copy(update={"gpu_seconds": one.gpu_seconds / DATASETS[one.dataset][3]})
-        for size in (0.5, 2.0, 7.0, 30.0)
-        for one in run_of(on(size), run=str(size))
-    ]
-    found = fit.fit(observed, [1.0] * len(observed))
-    for one in observed:
-        assert abs(fit.residual(one, found)) < 0.12
-    assert found.coefficients.prefill == pytest.approx(TRUTH.prefill, rel=0.15)
-    assert found.coefficients.requests == pytest.approx(TRUTH.requests, rel=0.3)
 
 
 def test_starts_and_metrics_are_learned() -> None:

@@ -1,12 +1,12 @@
 """Predict the cost of the next run from what finished runs took.
 
-A prediction has three layers. Each is shrunk to the one before it while there are few observations:
+The seconds of a dataset are those of the roofline, corrected twice. Each correction is a weighted
+mean of what was measured, drawn to the prediction without it while there are few measurements:
 
-1. the roofline, with coefficients fitted to this engine on this type of GPU (`fit`);
-2. the offset of this model from the fit, over all datasets;
-3. the offset of this dataset from both: the weighted mean of its log residuals.
+1. by the model: its measured over its roofline seconds, over all datasets on this engine and GPU;
+2. by the dataset: what its own measurements differ from that, on any engine and GPU.
 
-An observation loses weight with its age and with each condition in which it differs from the
+A measurement loses weight with its age and with each condition in which it differs from the
 prediction. So a second checkpoint of a training run is predicted from the first, and the first
 checkpoint of a new size from the other sizes. Everything here is pure.
 """
@@ -15,14 +15,11 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from functools import cache
+from typing import NamedTuple, TypeVar
 
 from coordinate_eval._engines import kind_of
-from coordinate_eval.priors import fit as fits
-from coordinate_eval.priors import gpus, judges, likeness, roofline, staging
-from coordinate_eval.priors.fit import Fit
-from coordinate_eval.priors.judges import PerQuestion
+from coordinate_eval.priors import gpus, likeness, roofline, staging
 from coordinate_eval.priors.observations import (
     BuildSeen,
     DatasetSeen,
@@ -38,13 +35,18 @@ from coordinate_eval.priors.roofline import Conditions, Work
 from coordinate_eval.priors.staging import Link
 
 NOTHING_LEARNED = 0.01
-"""Weight of the previous layer's prediction beside a dataset's observations."""
+"""Weight of the prediction that a mean of measurements is drawn to; a new measurement of equal
+conditions has 1."""
 
 LEAST_WEIGHT = 1e-3
-"""Least total weight of a dataset's observations for its tokens to be taken from them."""
+"""Least total weight of a dataset's measurements for its tokens to be taken from them."""
 
-NO_OFFSET = 1.0
-"""Weight of a model's offset being 0, in observations."""
+SHIPPED_SPREAD = 0.5
+"""Standard deviation of the log of measured over predicted seconds before any run: seven datasets
+in ten take 0.6 to 1.65 times the roofline."""
+
+UNKNOWN_SPREAD = 0.7
+"""Standard deviation before any run on a GPU type that is not in the table."""
 
 RUN_SPREAD = 0.1
 """Standard deviation of log seconds between equal runs, assumed before there were two."""
@@ -73,7 +75,19 @@ class Prediction(NamedTuple):
     score_seconds: float
     """Seconds of scoring all items on one core."""
     observations: int
-    """Observations of this dataset, under any conditions."""
+    """Measurements of this dataset, under any conditions."""
+
+
+class PerQuestion(NamedTuple):
+    """The means over questions to a judge."""
+
+    seconds: float
+    """Seconds of a server from the question to its answer, while it has others in work."""
+    tokens: float
+    """Tokens read and written."""
+
+
+_Cpu = TypeVar("_Cpu", MetricSeen, ScoreSeen, BuildSeen)
 
 
 class _Residual(NamedTuple):
@@ -81,7 +95,7 @@ class _Residual(NamedTuple):
     age: float
     """Weight by age."""
     residual: float
-    """Log of measured over fitted seconds."""
+    """Log of measured over roofline seconds."""
 
 
 class Priors:
@@ -94,42 +108,25 @@ class Priors:
 
     def __init__(self, seen: Iterable[Seen] = (), now: float = 0.0) -> None:
         self._now = now
-        datasets: list[DatasetSeen] = []
-        self._metrics: defaultdict[str, list[MetricSeen]] = defaultdict(list)
-        self._scores: defaultdict[str, list[ScoreSeen]] = defaultdict(list)
-        self._starts: list[TrialSeen] = []
-        self._copies: list[StageSeen] = []
-        self._builds: dict[tuple[Subject, float], BuildSeen] = {}
-        self._judged: list[JudgeSeen] = []
-        for one in seen:
-            if isinstance(one, DatasetSeen):
-                datasets.append(one)
-            elif isinstance(one, MetricSeen):
-                self._metrics[one.subject.task].append(one)
-            elif isinstance(one, ScoreSeen):
-                self._scores[one.subject.task].append(one)
-            elif isinstance(one, StageSeen):
-                self._copies.append(one)
-            elif isinstance(one, BuildSeen):
-                # Every run that finds these requests in the cache reports the same build.
-                self._builds[one.subject, one.time] = one
-            elif isinstance(one, JudgeSeen):
-                self._judged.append(one)
-            else:
-                self._starts.append(one)
-        self.fits = self._fit(datasets)
+        every = list(seen)
+        self._metrics = _by_task(one for one in every if isinstance(one, MetricSeen))
+        self._scores = _by_task(one for one in every if isinstance(one, ScoreSeen))
+        self._starts = [one for one in every if isinstance(one, TrialSeen)]
+        self._copies = [one for one in every if isinstance(one, StageSeen)]
+        self._judged = [one for one in every if isinstance(one, JudgeSeen)]
+        # Every run that finds these requests in the cache reports the same build.
+        builds = (one for one in every if isinstance(one, BuildSeen))
+        self._builds = _by_task({(one.subject, one.time): one for one in builds}.values())
         self._residuals: defaultdict[str, list[_Residual]] = defaultdict(list)
         self._sums: dict[Conditions, tuple[float, float]] = {}
-        for one in datasets:
-            found = _Residual(one, self._age(one), fits.residual(one, self.fit(one.conditions)))
+        for one in every:
+            if not isinstance(one, DatasetSeen):
+                continue
+            found = _Residual(one, self._age(one), _residual(one))
             self._residuals[one.subject.task].append(found)
             weight, total = self._sums.get(one.conditions, (0.0, 0.0))
             self._sums[one.conditions] = (weight + found.age, total + found.age * found.residual)
-        self._offset = lru_cache(maxsize=None)(self._model_offset)
-
-    def fit(self, conditions: Conditions) -> Fit:
-        """Return the fit of an engine on a type of GPU, or the roofline if it never ran there."""
-        return self.fits.get(fits.of_conditions(conditions)) or fits.shipped(conditions.gpu)
+        self._offset = cache(self._model_offset)
 
     def predict(
         self, subject: Subject, work: Work, on: Conditions, *, built: bool = True
@@ -138,14 +135,15 @@ class Priors:
         work = self._learned_work(subject, work, on, built=built)
         if not kind_of(on.engine).shares_prefixes:
             work = work.model_copy(update={"cached_tokens": 0.0})
-        found, gpu = self.fit(on), gpus.lookup(on.gpu)
-        base = roofline.gpu_seconds(work, on.model, gpu, on.sequences, found.coefficients)
-        correction, spread = self._correction(subject, on, found)
+        gpu = gpus.lookup(on.gpu)
+        base = roofline.gpu_seconds(work, on.model, gpu, on.sequences)
+        correction, spread = self._correction(subject, on)
+        floor = roofline.floor_seconds(work, on.model, gpu)
         return Prediction(
             # Within the limits of `Cost`.
-            gpu_seconds=min(max(base * math.exp(correction), 1e-6), 1e9),
+            gpu_seconds=min(max(base * math.exp(self._offset(on) + correction), 1e-6), 1e9),
             spread=spread,
-            floor_seconds=roofline.floor_seconds(work, on.model, gpu, found.coefficients),
+            floor_seconds=min(floor * math.exp(self._offset(on)), 1e9),
             metric_cpu_seconds=self._metric_seconds(subject, work, on),
             score_seconds=self._score_seconds(subject, work),
             observations=len(self._of(subject)),
@@ -186,7 +184,13 @@ class Priors:
         """
         recent = sorted(self._copies, key=lambda s: -s.time)[:RECENT_COPIES]
         weights = [
-            self._age(one) * likeness.of_copy(one, on, storage, converted=converted)
+            self._age(one)
+            * likeness.of_size(one.bytes, on.model.bytes)
+            * likeness.unlike(
+                one.storage != storage,
+                one.converted != converted,
+                gpus.name(one.conditions.gpu) != gpus.name(on.gpu),
+            )
             for one in recent
         ]
         return staging.fit(recent, weights, gigabits)
@@ -196,13 +200,13 @@ class Priors:
 
         Return None without a build of a similar number of items: much of a small build is loading.
         """
-        weight, total = 0.0, 0.0
-        for seen in self._builds.values():
-            alike = max(items, seen.items) <= likeness.SIZE_RATIO * min(items, seen.items)
-            if seen.subject.task == subject.task and alike:
-                counts = self._age(seen) * likeness.of_settings(seen.subject, subject)
-                weight, total = weight + counts, total + counts * seen.cpu_seconds / seen.items
-        return items * total / weight if weight else None
+        pairs = [
+            (self._of_settings(one, subject), one.cpu_seconds / one.items)
+            for one in self._builds[subject.task]
+            if max(items, one.items) <= likeness.SIZE_RATIO * min(items, one.items)
+        ]
+        total = sum(weight for weight, _ in pairs)
+        return items * sum(w * each for w, each in pairs) / total if total else None
 
     def judged(self, engine: str) -> list[JudgeSeen]:
         """Return what judges took to rate responses such as this engine's."""
@@ -214,81 +218,86 @@ class Priors:
         """Return what a judge takes for a question about a dataset.
 
         It is learned from questions about this dataset, else from the judge's others; without any
-        it is `guess`.
+        it is `guess`. Seconds and tokens that were not measured are 0, and teach nothing.
         """
         seen = [one for one in self.judged(engine) if one.judge == judge]
-        ages = [self._age(one) for one in seen]
-        alike = [
-            age * likeness.of_settings(one.subject, subject) * (one.subject.task == subject.task)
-            for age, one in zip(ages, seen, strict=True)
-        ]
-        return judges.learned(seen, alike, judges.learned(seen, ages, guess))
 
-    def _fit(self, datasets: Sequence[DatasetSeen]) -> dict[tuple[str, str], Fit]:
-        groups: defaultdict[tuple[str, str], list[DatasetSeen]] = defaultdict(list)
-        for one in datasets:
-            groups[fits.of_conditions(one.conditions)].append(one)
-        return {key: fits.fit(group, list(map(self._age, group))) for key, group in groups.items()}
+        def learned(taken: Callable[[JudgeSeen], float], guess: float) -> float:
+            told = [(one, taken(one) / one.questions) for one in seen if taken(one) > 0]
+            of_all = _mean(((self._age(o) * o.questions, each) for o, each in told), guess)
+            alike = [(o, each) for o, each in told if o.subject.task == subject.task]
+            return _mean(
+                ((self._of_settings(o, subject) * o.questions, each) for o, each in alike), of_all
+            )
+
+        return PerQuestion(
+            seconds=learned(lambda one: one.seconds, guess.seconds),
+            tokens=learned(lambda one: one.tokens, guess.tokens),
+        )
 
     def _of(self, subject: Subject) -> list[_Residual]:
         return self._residuals.get(subject.task, [])
 
     def _age(self, seen: Seen) -> float:
-        return likeness.of_age(seen, self._now)
+        return likeness.of_age(seen.time, self._now)
+
+    def _of_settings(
+        self, seen: MetricSeen | ScoreSeen | BuildSeen | JudgeSeen, of: Subject
+    ) -> float:
+        """Return the weight of a measurement by its age and by the settings of its task."""
+        return self._age(seen) * likeness.unlike(seen.subject.settings != of.settings)
 
     def _model_offset(self, on: Conditions) -> float:
-        """Return the log of a model's measured over fitted seconds, over all datasets."""
-        weight, total = NO_OFFSET, 0.0
+        """Return the log of a model's measured over roofline seconds, over all datasets."""
+        weight, total = NOTHING_LEARNED, 0.0
         for seen, (counts, residuals) in self._sums.items():
-            like = likeness.of_conditions(seen, on)
-            weight, total = weight + like * counts, total + like * residuals
+            if likeness.same_engine(seen, on):
+                like = likeness.of_conditions(seen, on)
+                weight, total = weight + like * counts, total + like * residuals
         return total / weight
 
-    def _correction(self, subject: Subject, on: Conditions, found: Fit) -> tuple[float, float]:
-        """Return the log of the factor on the fitted seconds, and its standard deviation."""
-        offset = self._offset(on)
+    def _correction(self, subject: Subject, on: Conditions) -> tuple[float, float]:
+        """Return the log of a dataset's own factor, and the standard deviation of its seconds."""
         pairs = [
             (
                 one.age
                 * likeness.of_conditions(one.seen.conditions, on)
-                * likeness.of_settings(one.seen.subject, subject),
+                * likeness.unlike(one.seen.subject.settings != subject.settings),
                 one.residual - self._offset(one.seen.conditions),
             )
             for one in self._of(subject)
         ]
         total = sum(w for w, _ in pairs)
         mean = sum(w * r for w, r in pairs) / (total + NOTHING_LEARNED)
-        variance = _variance(pairs, mean)
         learned = total / (total + NOTHING_LEARNED)
-        if not found.observations:
-            # Observations elsewhere say little about this GPU or engine.
-            learned = 0.0
-        variance = learned * variance + (1 - learned) * found.spread**2
-        variance += (SPREAD_PER_E_FOLD * self._distance(subject, on)) ** 2
-        return offset + mean, max(LEAST_SPREAD, math.sqrt(variance))
-
-    def _distance(self, subject: Subject, on: Conditions) -> float:
-        """Return the log of the ratio between this model's size and the nearest one seen."""
+        if not any(likeness.same_engine(seen, on) for seen in self._sums):
+            learned = 0.0  # measurements elsewhere say little about this GPU or engine
+        before = SHIPPED_SPREAD if gpus.known(on.gpu) else UNKNOWN_SPREAD
+        variance = learned * _variance(pairs, mean) + (1 - learned) * before**2
         sizes = (one.seen.conditions.model.parameters for one in self._of(subject))
-        return min((abs(math.log(size / on.model.parameters)) for size in sizes), default=0.0)
+        far = min((abs(math.log(size / on.model.parameters)) for size in sizes), default=0.0)
+        return mean, max(LEAST_SPREAD, math.sqrt(variance + (SPREAD_PER_E_FOLD * far) ** 2))
 
     def _learned_work(self, subject: Subject, work: Work, on: Conditions, *, built: bool) -> Work:
         """Return the work with the tokens that models really wrote.
 
         Unless `built`, its requests and prompt tokens are learned too.
         """
-        weights = [
-            one.age
-            * likeness.of_answers(one.seen.conditions, on)
-            * likeness.of_settings(one.seen.subject, subject)
+        weighted = [
+            (
+                one.age
+                * likeness.of_answers(one.seen.conditions, on)
+                * likeness.unlike(one.seen.subject.settings != subject.settings),
+                one.seen,
+            )
             for one in self._of(subject)
         ]
-        if sum(weights) < LEAST_WEIGHT:
+        total = sum(weight for weight, _ in weighted)
+        if total < LEAST_WEIGHT:
             return work
-        seen = [one.seen for one in self._of(subject)]
 
         def mean(of: Callable[[DatasetSeen], float]) -> float:
-            return sum(w * of(one) for w, one in zip(weights, seen, strict=True)) / sum(weights)
+            return sum(weight * of(one) for weight, one in weighted) / total
 
         requests, prompts, cached = work.requests, work.prompt_tokens, work.cached_tokens
         if not built:
@@ -308,28 +317,40 @@ class Priors:
         """Return the CPU seconds of the metric: the shipped ones, then as they were measured."""
         each = (
             (
-                likeness.of_answers(seen.conditions, on)
-                * likeness.of_settings(seen.subject, subject)
-                * self._age(seen),
-                seen.cpu_seconds / seen.items,
+                likeness.of_answers(one.conditions, on) * self._of_settings(one, subject),
+                one.cpu_seconds / one.items,
             )
-            for seen in self._metrics.get(subject.task, ())
+            for one in self._metrics[subject.task]
         )
-        return work.items * _learned(each, work.metric_cpu_seconds / max(1, work.items))
+        return work.items * _mean(each, work.metric_cpu_seconds / max(1, work.items))
 
     def _score_seconds(self, subject: Subject, work: Work) -> float:
         """Return the shipped seconds of scoring, times what scoring took of them before."""
         ratios = (
             (
-                self._age(seen) * likeness.of_settings(seen.subject, subject),
-                seen.seconds / roofline.score_seconds(seen.items, seen.requests),
+                self._of_settings(one, subject),
+                one.seconds / roofline.score_seconds(one.items, one.requests),
             )
-            for seen in self._scores.get(subject.task, ())
+            for one in self._scores[subject.task]
         )
-        return roofline.score_seconds(work.items, work.requests) * _learned(ratios, 1.0)
+        return roofline.score_seconds(work.items, work.requests) * _mean(ratios, 1.0)
 
 
-def _learned(pairs: Iterable[tuple[float, float]], guess: float) -> float:
+def _by_task(seen: Iterable[_Cpu]) -> defaultdict[str, list[_Cpu]]:
+    found: defaultdict[str, list[_Cpu]] = defaultdict(list)
+    for one in seen:
+        found[one.subject.task].append(one)
+    return found
+
+
+def _residual(seen: DatasetSeen) -> float:
+    """Return the log of measured over roofline seconds."""
+    on = seen.conditions
+    base = roofline.gpu_seconds(seen.work(), on.model, gpus.lookup(on.gpu), on.sequences)
+    return math.log(seen.gpu_seconds / base)
+
+
+def _mean(pairs: Iterable[tuple[float, float]], guess: float) -> float:
     """Return the mean of (weight, value) pairs, drawn to a guess while they are few."""
     weight, total = NOTHING_LEARNED, NOTHING_LEARNED * guess
     for counts, value in pairs:

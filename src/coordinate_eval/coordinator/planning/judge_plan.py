@@ -28,9 +28,8 @@ from coordinate_eval.coordinator.planning.plan_run import Offer, rates
 from coordinate_eval.coordinator.run.records import JudgePlace, Run
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.catalogue import built_work, known_work
-from coordinate_eval.priors.judges import PerQuestion
 from coordinate_eval.priors.observations import subject
-from coordinate_eval.priors.predict import Priors
+from coordinate_eval.priors.predict import PerQuestion, Priors
 from coordinate_eval.records import Dataset, DatasetRequests
 
 _QUESTIONS = "questions"
