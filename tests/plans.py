@@ -83,14 +83,9 @@ def offer(
     return Offer(0, "slurm", nodes, busy, metric_cpus, link_gigabits=25, priors=priors or Priors())
 
 
-def planned(
-    made: Plan,
-    place: Capacity,
-    settings: Settings | None = None,
-    datasets: Sequence[Dataset] = (),
-) -> PlannedRun:
-    """A run of a plan, of which nothing is built."""
-    run = Run(
+def unplanned_run(settings: Settings | None = None, datasets: Sequence[Dataset] = ()) -> Run:
+    """A run that has no plan yet."""
+    return Run(
         id="id",
         nonce="n",
         created=0,
@@ -108,6 +103,16 @@ def planned(
         asks=[],
         shards=[],
     )
+
+
+def planned(
+    made: Plan,
+    place: Capacity,
+    settings: Settings | None = None,
+    datasets: Sequence[Dataset] = (),
+) -> PlannedRun:
+    """A run of a plan, of which nothing is built."""
+    run = unplanned_run(settings, datasets)
     printed = sealed(made)
     round_ = Round(number=0, created=0, nodes=[], minutes=15)
     return PlannedRun(printed, place, run, round_)

@@ -1,7 +1,15 @@
 """The degrees in which GPUs may share a model, from the numbers that they have to divide."""
 
-from coordinate_eval.coordinator.planning.places.degrees import Degrees, allowed
-from coordinate_eval.records import Checkpoint, CheckpointFormat
+import pytest
+
+from coordinate_eval.coordinator.planning.places.degrees import (
+    Degrees,
+    allowed,
+    check_gpu,
+    whole_experts,
+)
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import Checkpoint, CheckpointFormat, EngineSettings
 
 
 def model(heads: int, kv_heads: int, *, stages: int = 1, **more: object) -> Checkpoint:
@@ -29,6 +37,7 @@ def test_whole_experts_need_not_be_cut() -> None:
     mixture = model(64, 4, experts=128, expert_splits={"width": 12})
     assert tensors(allowed(mixture, 8)) == [1, 2, 4]
     assert Degrees(8, 1, 8) in allowed(mixture, 8)
+    assert [whole_experts(mixture, tensor) for tensor in (1, 4, 8)] == [False, False, True]
     assert all(each.expert == 1 for each in allowed(model(64, 4), 8))
 
 
@@ -39,3 +48,14 @@ def test_a_pipeline_has_no_more_parts_than_layers_and_gpus() -> None:
     assert max(each.tensor * each.pipeline for each in found) == 24
     assert max(each.pipeline for each in allowed(model(8, 8, stages=3), 8, nodes=9)) == 3
     assert found[0] == Degrees(1)
+
+
+def test_gpus_that_vllm_refuses_for_quantized_weights_are_refused_here() -> None:
+    vllm, other = EngineSettings(), EngineSettings(name="transformers")
+    packed = model(8, 8, quantization="mxfp4")
+    for gpu in ("a100", "h100", "mi300x", "gpu of a new kind", ""):
+        check_gpu(packed, vllm, gpu)
+    check_gpu(packed, other, "v100")
+    check_gpu(model(8, 8), vllm, "v100")
+    with pytest.raises(UserError, match=r"mxfp4 .* capability 8 or more, and Tesla-T4 has 7\.5"):
+        check_gpu(packed, vllm, "Tesla-T4")

@@ -186,6 +186,19 @@ def test_the_installed_vllm_is_understood() -> None:
     assert checked > 10
 
 
+def test_weights_whose_quantization_vllm_does_not_know_are_refused(installed: Path) -> None:
+    folder = installed / "model_executor" / "layers" / "quantization"
+    vllm_arguments.check_quantization("anything")  # the module has moved
+    folder.mkdir(parents=True)
+    text = 'from typing import Literal\nQuantizationMethods = Literal["fp8", "inc"]\n'
+    (folder / "__init__.py").write_text(text)
+    vllm_arguments._parsed.cache_clear()
+    for method in ("", "fp8", "auto-round"):
+        vllm_arguments.check_quantization(method)
+    with pytest.raises(UserError, match=r"quantized by gguf, which .* not know \(fp8, inc\)"):
+        vllm_arguments.check_quantization("gguf")
+
+
 def test_checking_loads_neither_torch_nor_an_engine() -> None:
     program = """
 import sys

@@ -33,6 +33,16 @@ TASKS = {
 """Number of tasks that share the items of a dataset; 1 if not listed. A limit applies to each."""
 
 
+GUESSED_PROMPT = 400
+"""Tokens assumed of a prompt of which nothing is known."""
+
+LONGEST = 4
+"""Multiple of a dataset's mean prompt that its longest one is assumed to have."""
+
+DEFAULT_ANSWER = 256
+"""Tokens that the harness lets a model generate where a task says nothing."""
+
+
 class Entry(NamedTuple):
     """A row of the catalogue: tokens are means per request, seconds are per item."""
 
@@ -162,6 +172,22 @@ def built_work(dataset: Dataset, built: DatasetRequests) -> Work:
     )
 
 
+def expected_context(dataset: Dataset) -> int:
+    """Return the tokens of context that a dataset is expected to need, before it is built.
+
+    Its longest prompt is assumed to have `LONGEST` times the tokens of the mean one. What its
+    settings say of lengths counts first.
+    """
+    entry = find(dataset)
+    limit = dataset.gen_kwargs.get("max_gen_toks", entry.max_output_tokens if entry else 0)
+    answer = limit if type(limit) is int and limit > 0 else DEFAULT_ANSWER
+    given = dataset.metadata.get("max_seq_lengths")  # of RULER and the like
+    told = [each for each in given if type(each) is int] if isinstance(given, list) else []
+    turns = _in_turn(entry) if entry else 1
+    mean = entry.prompt_tokens if entry else GUESSED_PROMPT
+    return max(round(LONGEST * mean + turns * answer), *told, 0)
+
+
 def guessed_work(dataset: Dataset, items: int) -> Work:
     """Return the work of a dataset with this many items: short questions and answers assumed."""
     items = min(items, dataset.limit or items)
@@ -169,7 +195,7 @@ def guessed_work(dataset: Dataset, items: int) -> Work:
     return Work(
         items=items,
         requests=requests,
-        prompt_tokens=400 * requests,
+        prompt_tokens=GUESSED_PROMPT * requests,
         output_tokens=100 * requests,
         longest_output_tokens=400,
     )

@@ -27,6 +27,7 @@ from coordinate_eval.records.prompt_tokens import (
     CACHE_BLOCK,
     computed_before,
     computed_by_turns,
+    context_tokens,
     largest_token,
     prompt_lengths,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "Turn",
     "computed_before",
     "computed_by_turns",
+    "context_tokens",
     "even_parts",
     "judge_name",
     "largest_token",

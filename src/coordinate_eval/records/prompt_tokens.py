@@ -8,6 +8,9 @@ CACHE_BLOCK = 16
 """Tokens of the blocks in which an engine keeps what prompts share; vLLM's default."""
 
 
+_CUT_TOKENS = 64
+
+
 def prompt_lengths(request: Request) -> list[int]:
     """Return the tokens of each turn's prompt, continuation included.
 
@@ -15,6 +18,16 @@ def prompt_lengths(request: Request) -> list[int]:
     """
     first = len(request.tokens) + len(request.continuation)
     return list(itertools.accumulate(map(len, request.follow_ups), initial=first))
+
+
+def context_tokens(request: Request) -> int:
+    """Return the tokens of context in which a request is answered as in any larger one.
+
+    An engine generates a token after scoring, too. An answer that a stop string cut is made into
+    tokens again before the next turn, perhaps into a few more.
+    """
+    answers = request.turns * request.max_tokens if request.max_tokens else 1
+    return prompt_lengths(request)[-1] + answers + _CUT_TOKENS * len(request.follow_ups)
 
 
 def largest_token(request: Request) -> int:

@@ -152,6 +152,12 @@ class DatasetRequests(Record):
     longest_output_tokens: int = Field(
         description="largest output limit of one request, or of all turns of a conversation"
     )
+    context_tokens: int = Field(
+        default=0, description="of context that its longest request needs; 0 if not known"
+    )
+    cut_prompts: int = Field(
+        default=0, description="prompts longer than the context, which have lost their beginning"
+    )
     largest_token: int = Field(
         default=-1, description="largest token id of any request; -1 if not known"
     )

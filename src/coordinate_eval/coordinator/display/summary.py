@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from coordinate_eval._format import duration, plain, plural, size
 from coordinate_eval.clusters.protocol import ShownJob
+from coordinate_eval.coordinator.planning.context import Need
 from coordinate_eval.coordinator.planning.judge_plan import questions_to_judge, tokens_of_judge
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
 from coordinate_eval.coordinator.planning.plan_run import Offer, PlannedRun
@@ -104,6 +105,8 @@ class Review:
     longest_first: float
     """The same with the longest dataset first."""
     jobs: Sequence[ShownJob]
+    needs: Sequence[Need]
+    """Tokens of context that each dataset needs, most first."""
     unbuilt: Sequence[str]
     """Datasets whose prompts are not in the cache."""
     own_answers: Sequence[str] = ()
@@ -141,6 +144,7 @@ def review(planned: PlannedRun, offer: Offer, shown: Sequence[ShownJob]) -> Revi
         one_job_each=one_job_each(plan.datasets, on),
         longest_first=one_job_each(longest_first(plan.datasets, on.cores), on),
         jobs=shown,
+        needs=planned.needs,
         unbuilt=planned.unbuilt,
         own_answers=planned.own_answers,
     )
@@ -161,6 +165,7 @@ def summary(found: Review) -> list[tuple[str, str]]:
             f"{plain(checkpoint.path)}  ({size(checkpoint.bytes)}, {checkpoint.parameters:,} "
             "parameters)",
         ),
+        *_model(plan),
         (
             "suite",
             f"{plain(plan.suite.name)}: {plural(len(plan.datasets), 'dataset')}, {items:,} items"
@@ -169,8 +174,9 @@ def summary(found: Review) -> list[tuple[str, str]]:
         (
             "trials",
             f"{plural(len(plan.trials), f'{plan.engine.name} engine')} on "
-            f"{plural(plan.gpus, f'{kind}GPU')} of {where}",
+            f"{plural(plan.gpus, f'{kind}GPU')} of {where}" + _each(plan),
         ),
+        *_context(found),
         *_judge(found),
         ("makespan", duration(makespan) + _after_responses(found)),
         (
@@ -188,6 +194,56 @@ def summary(found: Review) -> list[tuple[str, str]]:
         *_first_signal(found),
         *_prompts(found),
     ]
+
+
+def _model(plan: Plan) -> list[tuple[str, str]]:
+    """Return what the model costs: what tokens go through, and what is kept of them."""
+    model = plan.checkpoint
+    words = []
+    if model.experts:
+        words.append(
+            f"{model.active_parameters:,} parameters active "
+            f"({model.experts_per_token} of {model.experts} experts)"
+        )
+    if model.quantization:
+        words.append(f"{plain(model.quantization)} weights")
+    if model.kv_bytes_per_token:
+        words.append(f"{size(model.kv_bytes_per_token)} of cache a token")
+    if model.windowed_bytes_per_token:
+        kept = size(model.windowed_bytes_per_token)
+        words.append(f"{kept} of it for the last {model.window:,} tokens only")
+    if model.state_bytes:
+        words.append(f"{size(model.state_bytes)} of state a sequence")
+    rows = [("", ", ".join(words))] if words else []
+    return [*rows, *([("", plain(model.doubt))] if model.doubt else [])]
+
+
+def _each(plan: Plan) -> str:
+    """Return how many GPUs an engine has, of the numbers that are possible."""
+    if plan.gpus_per_trial == 1 or not plan.tensor_degrees:
+        return ""
+    possible = ", ".join(map(str, plan.tensor_degrees))
+    whole = " with whole experts" if plan.expert_parallel else ""
+    return f", {plan.gpus_per_trial} for each{whole} (possible: {possible})"
+
+
+def _context(found: Review) -> list[tuple[str, str]]:
+    """Return the context of the engines, and what decides it."""
+    plan = found.plan
+    if not plan.context:
+        return []
+    first, *others = found.needs
+    expected = "expected to be " * plan.estimated
+    words = f"{plan.context:,} tokens, {expected}enough for {plain(first.dataset)}"
+    if others and others[0].tokens * 2 <= first.tokens:
+        words += f" (the others need {others[0].tokens:,} at most)"
+    if plan.context < plan.max_length:
+        words += f"; prompts are cut to {plan.max_length:,}, as the harness cuts them"
+    rows = [("context", words)]
+    if cut := [need for need in found.needs if need.cut]:
+        each = ", ".join(f"{plain(need.dataset)} {need.cut:,}" for need in cut)
+        rows.append(("", f"prompts that are longer, and lose their beginning: {each}"))
+    return rows
 
 
 def _prompts(found: Review) -> list[tuple[str, str]]:

@@ -85,7 +85,7 @@ class TrialSettings(_Section):
         default=None,
         ge=8,
         le=10**9,
-        description="context length in tokens; if not set, the model's",
+        description="tokens to which prompts are cut, the context; if not set, the model's",
     )
     tensor_parallel: int | None = Field(
         default=None,

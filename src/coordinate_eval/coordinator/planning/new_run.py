@@ -22,6 +22,7 @@ from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.starting.create import run_id
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines import base as engines
+from coordinate_eval.evaluators.engines import vllm_arguments
 from coordinate_eval.records import Checkpoint, CheckpointFormat, Suite
 
 
@@ -97,6 +98,8 @@ def read_inputs(
         reviewed_plan.check_same(reviewed, inspected, suite, settings, found.max_length)
     engines.check_args(settings.engine.name, settings.engine.args)
     engines.check_args(settings.engine.name, settings.judge.engine_args)
+    if settings.engine.name == "vllm":
+        vllm_arguments.check_quantization(inspected.quantization)
     return found
 
 

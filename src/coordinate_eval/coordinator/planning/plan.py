@@ -92,6 +92,37 @@ class PlanCheckpoint(Record):
     identity: str
     bytes: int
     parameters: int
+    active_parameters: int = Field(
+        default=0, description="that each token goes through", exclude_if=lambda count: not count
+    )
+    experts: int = Field(
+        default=0,
+        description="of a layer; absent if it is no mixture of experts",
+        exclude_if=lambda count: not count,
+    )
+    experts_per_token: int = Field(default=0, exclude_if=lambda count: not count)
+    kv_bytes_per_token: int = Field(
+        default=0, description="of the cache, in all layers", exclude_if=lambda count: not count
+    )
+    windowed_bytes_per_token: int = Field(
+        default=0,
+        description="of these, in layers that keep the last `window` tokens only",
+        exclude_if=lambda count: not count,
+    )
+    window: int = Field(default=0, exclude_if=lambda count: not count)
+    state_bytes: int = Field(
+        default=0,
+        description="of a sequence, however long it is",
+        exclude_if=lambda count: not count,
+    )
+    quantization: str = Field(
+        default="", description="as vLLM names it", exclude_if=lambda name: not name
+    )
+    doubt: str = Field(
+        default="",
+        description="why these figures are less sure than usual",
+        exclude_if=lambda words: not words,
+    )
 
 
 class PlanSuite(Record):
@@ -213,6 +244,16 @@ class Plan(Record):
         description="what a judge adds; absent where none is asked",
         exclude_if=lambda judge: judge is None,
     )
+    tensor_degrees: list[int] = Field(
+        default=[],
+        description="numbers of a node's GPUs that can share the model",
+        exclude_if=lambda degrees: not degrees,
+    )
+    expert_parallel: bool = Field(
+        default=False,
+        description="the GPUs of a trial hold whole experts, whose parts would not be equal",
+        exclude_if=lambda whole: not whole,
+    )
     estimated: bool = Field(
         default=False,
         description="items and tokens of some datasets are the catalogue's: --estimate",
@@ -225,7 +266,13 @@ class Plan(Record):
     )
     what_if: list[Size] = Field(default=[], description="other numbers of GPUs, when asked for")
     metric_cpus: int = Field(default=1, ge=1, description="cores of all metric jobs together")
-    max_length: int = Field(default=1, ge=1, description="tokens of context")
+    max_length: int = Field(default=1, ge=1, description="tokens to which prompts are cut")
+    context: int = Field(
+        default=0,
+        ge=0,
+        description="tokens of the engines' context, which the datasets need; absent: `max_length`",
+        exclude_if=lambda context: not context,
+    )
     digest: str = Field(default="", description="of all else here: only an unchanged plan is run")
 
     @property

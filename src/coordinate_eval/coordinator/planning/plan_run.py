@@ -9,12 +9,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from coordinate_eval._format import duration
 from coordinate_eval.clusters.protocol import Busy, JobLimits, Node
 from coordinate_eval.coordinator.inputs.cluster_file import ClusterFile
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import planner, reviewed_plan, sizes
+from coordinate_eval.coordinator.planning.context import Need, needs
 from coordinate_eval.coordinator.planning.costs import (
     LINK_GIGABITS,
     conditions,
@@ -27,6 +29,7 @@ from coordinate_eval.coordinator.planning.costs import (
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.places import nodes as select
 from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
+from coordinate_eval.coordinator.planning.places.degrees import tensor_degrees, whole_experts
 from coordinate_eval.coordinator.planning.places.nodes import Demand
 from coordinate_eval.coordinator.planning.plan import (
     Capacity,
@@ -90,6 +93,8 @@ class PlannedRun:
     """With its plan."""
     round: Round
     """Round 0, on the nodes of the plan."""
+    needs: Sequence[Need] = ()
+    """Tokens of context that each dataset needs, most first."""
     unbuilt: Sequence[str] = ()
     """Datasets whose prompts are to be built before the plan begins."""
     own_answers: Sequence[str] = ()
@@ -159,7 +164,7 @@ def queued_nodes(run: Run, offer: Offer) -> ChosenNodes:
 
 
 def _demand(run: Run) -> Demand:
-    return Demand(run.checkpoint, run.settings, run.max_length, expected_works(run.suite))
+    return Demand(run.checkpoint, run.settings, run.engine_context, expected_works(run.suite))
 
 
 def plan_run(
@@ -200,7 +205,15 @@ def plan_run(
         plan = reviewed
     else:
         new = _best_plan(run, offer, costs, capacity, judging, building, what_if=what_if)
-        more = {"build_seconds": building, "estimated": bool(unbuilt), "max_length": run.max_length}
+        most = max(node.gpus for node in chosen.nodes)
+        more: dict[str, Any] = {
+            "build_seconds": building,
+            "estimated": bool(unbuilt),
+            "max_length": run.max_length,
+            "context": run.context,
+            "tensor_degrees": tensor_degrees(run.checkpoint, most),
+            "expert_parallel": whole_experts(run.checkpoint, chosen.gpus_per_trial),
+        }
         plan = reviewed_plan.sealed(new.model_copy(update=more))
     run = with_plan(run, plan, built)
     return PlannedRun(
@@ -208,6 +221,7 @@ def plan_run(
         capacity,
         run,
         first_round(run, plan, offer.now, capacity.nodes),
+        needs=needs(run, built),
         unbuilt=[dataset.name for dataset in unbuilt],
         own_answers=[
             line for name, index in built.items() for line in own_answers(name, index.own_answers)
@@ -279,6 +293,7 @@ def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run
     return run.model_copy(
         update={
             "tensor_parallel": plan.gpus_per_trial,
+            "context": max(plan.context, run.context),
             "gpu_type": plan.nodes[0].gpu_type,
             "engine_start_seconds": plan.trials[0].setup_seconds,
             "copy_seconds": max((stage.seconds for stage in plan.stages), default=None),

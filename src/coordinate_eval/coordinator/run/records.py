@@ -41,6 +41,9 @@ class Planned(Record):
     """`planned.json`: what the plan adds to a run. Until then a run has the values given here."""
 
     tensor_parallel: int = Field(default=1, description="GPUs of one trial")
+    context: int = Field(
+        default=0, description="tokens of the engines' context; 0 for all of `max_length`"
+    )
     gpu_type: str = Field(
         default="", description="the one GPU type of this run; empty if the cluster names none"
     )
@@ -114,6 +117,11 @@ class Run(Planned):
             if shard.dataset not in names:  # it becomes the name of a folder
                 raise ValueError("a shard is of a dataset that the suite lacks")
         return self
+
+    @property
+    def engine_context(self) -> int:
+        """Return the tokens of context that engines are started with."""
+        return self.context or self.max_length
 
     @property
     def planned(self) -> bool:

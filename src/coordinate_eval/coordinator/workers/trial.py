@@ -10,11 +10,13 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from coordinate_eval import _files, _job_log
 from coordinate_eval.clusters.protocol import INDEX_VARIABLE, NODE_VARIABLE
 from coordinate_eval.coordinator.incidents.incident import read_incidents
 from coordinate_eval.coordinator.incidents.remedies import lighter_load
+from coordinate_eval.coordinator.planning.places.degrees import whole_experts
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, own_task
@@ -245,7 +247,9 @@ class TrialRunner:
         """Keep in the node's memory what the engine compiles while the block runs."""
         settings = self._run.settings
         config = self._dir.model / "config.json"
-        key = engine_cache.key_of(settings, self._run.tensor_parallel, self._run.max_length, config)
+        key = engine_cache.key_of(
+            settings, self._run.tensor_parallel, self._run.engine_context, config
+        )
         cache = EngineCache(settings.stage.folder, Path(settings.cache_dir).expanduser(), key)
         variables = engines.cache_variables(settings.engine.name, cache.folder)
         if not variables:
@@ -272,12 +276,18 @@ class TrialRunner:
             settings.name,
             weights.link(),
             tensor_parallel=self._run.tensor_parallel,
-            max_length=self._run.max_length,
-            args=self._load.engine_args(settings),
+            max_length=self._run.engine_context,
+            args=self._engine_args(),
             lighter=self._load.lighter,
         )
         self._engine_started = True
         return engine
+
+    def _engine_args(self) -> dict[str, Any]:
+        run, settings = self._run, self._run.settings.engine
+        whole = settings.name == "vllm" and whole_experts(run.checkpoint, run.tensor_parallel)
+        given = {"enable_expert_parallel": True} if whole else {}
+        return given | self._load.engine_args(settings)
 
     def _record_start(self, seconds: float) -> None:
         started = measurements.EngineStarted(

@@ -10,9 +10,11 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from coordinate_eval._format import brief
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines import arguments
 
@@ -43,6 +45,10 @@ _PLAIN: dict[str, tuple[tuple[type, ...], str]] = {
     "set": ((list,), "a list"),
     "dict": ((dict,), "an object"),
 }
+
+_METHODS = "QuantizationMethods"
+_ALSO = {"auto-round": ("inc",), "intel/auto-round": ("inc",)}
+"""Methods that vLLM takes under another name."""
 
 _MOST_HOPS = 4
 """Number of modules through which the import of a name is followed."""
@@ -78,6 +84,32 @@ def check_args(args: Mapping[str, Any]) -> None:
         wanted = _Type(fields[name], root / "engine" / "arg_utils.py", root)
         if not wanted.takes(value):
             raise arguments.wrong(name, value, wanted.words())
+
+
+def check_quantization(method: str) -> None:
+    """Check that the installed vLLM knows how a checkpoint's weights are quantized.
+
+    A plugin may teach it more.
+
+    Raises:
+        UserError: It does not.
+    """
+    root = _installed()
+    plugins = entry_points(group="vllm.general_plugins")
+    if not method or root is None or any(not each.value.startswith("vllm.") for each in plugins):
+        return
+    known: set[str] = set()
+    for node in _parsed(root / "model_executor" / "layers" / "quantization" / "__init__.py"):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if any(isinstance(each, ast.Name) and each.id == _METHODS for each in targets):
+            literals = (each for each in ast.walk(node) if isinstance(each, ast.Constant))
+            known = {str(each.value) for each in literals}
+    if known and not {method, method.replace("-", "_"), *_ALSO.get(method, ())} & known:
+        raise UserError(
+            f"the weights are quantized by {brief(method)}, which the installed vLLM does not know "
+            f"({', '.join(sorted(known))}). Save the model in 16 bits, or install a version or a "
+            "plugin of vLLM that knows it"
+        )
 
 
 def _installed() -> Path | None:

@@ -76,6 +76,7 @@ from coordinate_eval.records import (
     Response,
     computed_before,
     computed_by_turns,
+    context_tokens,
     largest_token,
     prompt_lengths,
 )
@@ -142,7 +143,7 @@ class HarnessEvaluator:
                 this model.
         """
         prompt_tokens = cached_tokens = generate_requests = 0
-        largest = -1
+        largest, context = -1, 0
         by_task: Counter[str] = Counter()
         outputs: list[int] = []
         before: Request | None = None
@@ -154,12 +155,14 @@ class HarnessEvaluator:
             built = self._kept.built(dataset)
             question_ids, example = _check_judged(built)
             digests = built.digests()
+            cut_before = built.model.cut_prompts
             for request in built.requests():
                 write(request)
                 if digests:
                     digests[request.item].add(request)
                 by_task[request.task] += request.turns
                 largest = max(largest, largest_token(request))
+                context = max(context, context_tokens(request))
                 prompt_tokens += sum(prompt_lengths(request))
                 cached_tokens += computed_before(request, before) + computed_by_turns(request)
                 before = request
@@ -181,6 +184,8 @@ class HarnessEvaluator:
             max_output_tokens=sum(outputs),
             longest_output_tokens=max(outputs, default=0),
             build_cpu_seconds=time.process_time() - began,
+            context_tokens=context,
+            cut_prompts=built.model.cut_prompts - cut_before,
             largest_token=largest,
             asks=bool(rows) or dataset.rubric is not None,
             judged=dataset.rubric is not None,

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from coordinate_eval.coordinator.inputs.layers import flatten
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import known_tasks, suite
 from coordinate_eval.coordinator.planning import reviewed_plan
+from coordinate_eval.coordinator.planning.context import with_context
 from coordinate_eval.coordinator.planning.judge_plan import (
     judge_of,
     nodes_of_judge,
@@ -132,7 +134,7 @@ def _start_new(
             inputs, cluster.name, offer.now, exclusive=offer.exclusive, limits=offer.limits
         )
         try:
-            nodes = nodes_for(made, offer, inputs.reviewed)
+            nodes = nodes_for(with_context(made, {}), offer, inputs.reviewed)
             check_time(made, offer, nodes, inputs.reviewed)
         except NoFreeGpu:
             if not settings.queue:
@@ -213,6 +215,7 @@ def show_plan(
         offer = offer_of_file(cluster.name, cluster_file.load(Path(settings.cluster)), time.time())
         inputs = _with_counted_items(inputs)
         run = new_run(inputs, cluster.name, offer.now, exclusive=offer.exclusive)
+        run = with_context(run, {})
         with quiet_libraries(verbose=verbose):
             planned = plan_run(
                 run,
@@ -291,7 +294,9 @@ def ask(cluster: Cluster, settings: Settings) -> Offer:
     return offer_of_cluster(cluster.name, found, settings, now, exclusive=exclusive, limits=limits)
 
 
-def _nodes_or_none_yet(run: Run, offer: Offer, reviewed: Plan | None = None) -> ChosenNodes:
+def _nodes_or_none_yet(
+    run: Run, offer: Offer, reviewed: Plan | None = None, tell: Callable[[str], None] = say
+) -> ChosenNodes:
     """Return the nodes of a plan to look at. Where no GPU is free now, say so and return any."""
     try:
         return nodes_for(run, offer, reviewed)
@@ -299,7 +304,7 @@ def _nodes_or_none_yet(run: Run, offer: Offer, reviewed: Plan | None = None) -> 
         if reviewed is not None:
             raise
         words = str(error).splitlines()[0] if run.settings.queue else str(error)
-        say(f"{words}\nthis plan is for when GPUs are free")
+        tell(f"{words}\nthis plan is for when GPUs are free")
         return queued_nodes(run, offer)
 
 
@@ -331,6 +336,7 @@ def _plan_now(
     if estimate:
         inputs = _with_counted_items(inputs)
     run = new_run(inputs, cluster.name, offer.now, exclusive=offer.exclusive, limits=offer.limits)
+    run = with_context(run, {})
     chosen = _nodes_or_none_yet(run, offer, inputs.reviewed)
     with console.status("building requests") as status, quiet_libraries(verbose=verbose):
         wanted = [dataset for dataset in run.suite.datasets if dataset.task]
@@ -346,6 +352,9 @@ def _plan_now(
                 tell=lambda progress: status.update(escape(f"building requests: {progress}")),
             )
         indexes = {name: each.index for name, each in built.items()}
+        expected, run = run, with_context(run, indexes)
+        if run.context != expected.context:
+            chosen = _nodes_or_none_yet(run, offer, inputs.reviewed, tell=lambda _: None)
         planned = plan_run(
             run,
             offer,

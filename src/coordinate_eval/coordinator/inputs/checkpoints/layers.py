@@ -95,6 +95,11 @@ def layers_of(config: TextConfig) -> Layers:
         bare = config.kind in _STATE_ONLY
         dense = [not has and not bare for has in mixtures]
     most = config.number(*_CHOSEN) or (1 if config.kind == "llama4_text" else experts)
+    # Of the experts that LongCat chooses among, some do nothing.
+    idle = config.number("zero_expert_num") or 0
+    most = -(-most * experts // (experts + idle)) if idle else most
+    if config.kind == "longcat_flash":  # each of its layers attends twice, and has two MLPs besides
+        mixers, dense = mixers * 2, [True] * (2 * count)
     further = config.number("num_nextn_predict_layers", most=_MOST_LAYERS) or 0
     beyond = range(count, count + further)
     return Layers(mixers, mixtures, dense, experts, min(most, experts), window, beyond)
@@ -159,7 +164,7 @@ def _mixtures(config: TextConfig, count: int, experts: int) -> list[bool]:
         return [False] * count
     for name in ("mlp_layer_types", "moe_layer_freq"):
         if words := _words(config, name, count):
-            return [word in ("sparse", "moe", "1") for word in words]
+            return [word in ("sparse", "1") or "moe" in word for word in words]
     if listed := _numbers(config, "moe_layers"):  # Llama 4
         return [i in listed for i in range(count)]
     enum = config.given.get("moe_layers_enum")  # Step

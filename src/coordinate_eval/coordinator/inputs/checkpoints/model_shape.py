@@ -43,6 +43,9 @@ _TIED = (
 )  # fmt: skip
 """Beginnings of types whose output layer is their embedding, unless the config says otherwise."""
 
+_OF_OTHERS = re.compile(r"(?:^|\.)(?:vision|visual|vit|audio|image|speech|mm_|multi_modal)")
+"""Beginnings of the names of tensors that no text goes through."""
+
 _LAYER = re.compile(r"(?:model\.|language_model\.|backbone\.)*layers\.(\d{1,6})\.")
 _NO_PIPELINE = frozenset({"gemma3n_text", "mamba2", "zamba2", "hrm_text", "phi4_multimodal"})
 """Types that vLLM cannot cut between layers: their classes lack `SupportsPP`."""
@@ -58,6 +61,8 @@ class Counted(NamedTuple):
     """Parameters of all experts that are chosen among."""
     bytes: int = 0
     routed_bytes: int = 0
+    others: int = 0
+    """Parameters for images and sounds, through which no text goes."""
 
 
 def model_shape(
@@ -95,7 +100,7 @@ def model_shape(
         )
     return {
         "parameters": found.parameters,
-        "active_parameters": found.parameters - int(found.routed * idle),
+        "active_parameters": found.parameters - found.others - int(found.routed * idle),
         "loaded_bytes": found.bytes,
         "routed_bytes": found.routed_bytes,
         "experts": layers.experts,
@@ -125,7 +130,7 @@ def counted(tensors: Mapping[str, Tensor], layers: Layers, packed: Quantized) ->
 
     Layers by which a model was trained to predict further tokens stay out.
     """
-    parameters = routed = size = routed_size = 0
+    parameters = routed = size = routed_size = others = 0
     for name, (dtype, shape) in tensors.items():
         layer = _LAYER.match(name)
         if layer and int(layer[1]) in layers.beyond:
@@ -135,9 +140,11 @@ def counted(tensors: Mapping[str, Tensor], layers: Layers, packed: Quantized) ->
         held = count * ITEM_BYTES.get(dtype, 1)
         parameters, size = parameters + own, size + held
         stacked = len(shape) > 2 and shape[0] == layers.experts
-        if layers.experts and (".experts." in name or stacked):
+        if _OF_OTHERS.search(name):
+            others += own
+        elif layers.experts and (".experts." in name or stacked):
             routed, routed_size = routed + own, routed_size + held
-    return Counted(parameters, routed, size, routed_size)
+    return Counted(parameters, routed, size, routed_size, others)
 
 
 def described(config: TextConfig, layers: Layers, packed: Quantized) -> Counted:
@@ -163,6 +170,9 @@ def described(config: TextConfig, layers: Layers, packed: Quantized) -> Counted:
     beside = mixtures * (shared + width * layers.experts)
     dense = sum(layers.dense) * mlp * _dense_width(config, width)
     embeddings = words * width * (1 if tied else 2)
+    # Embeddings for each layer (Gemma 3n).
+    own = number("vocab_size_per_layer_input", most=MOST_TOKENS) or 0
+    embeddings += own * (number("hidden_size_per_layer_input") or 0) * len(layers.mixers)
     parameters = embeddings + mixers + dense + beside + routed
     bits = packed.bits + (0.25 if packed.method.startswith("mx") else 0)  # 8 for each 32 weights
     others = 16 if packed.method == "mxfp4" else bits  # gpt-oss: experts alone
@@ -319,11 +329,12 @@ def _doubt(told: Counted, found: Counted) -> str:
     """Return why figures of a model are less sure than usual, empty if nothing says so."""
     if found.parameters < _TOY:
         return ""
-    if told.parameters / ALIKE <= found.parameters <= told.parameters * ALIKE:
+    own = found.parameters - found.others
+    if told.parameters / ALIKE <= own <= told.parameters * ALIKE:
         return ""
     return (
         f"the layers in its config come to {told.parameters:,} parameters, and its files hold "
-        f"{found.parameters:,}: the files count, and its cache is an estimate"
+        f"{own:,}: the files count, and its cache is an estimate"
     )
 
 

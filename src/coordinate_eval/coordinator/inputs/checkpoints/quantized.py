@@ -42,7 +42,7 @@ class Quantized(NamedTuple):
     """What a config says of quantized weights; without any, `method` is empty."""
 
     method: str = ""
-    """As vLLM names it, such as `fp8`."""
+    """As vLLM names it, such as `fp8`; empty if the config does not say, as vLLM takes it."""
     bits: int = 16
     """Of a weight."""
     multiplied_bits: int = 16
@@ -94,7 +94,7 @@ def quantized(whole: Mapping[str, Any], config: TextConfig, beside: Mapping[str,
         block = max(sizes, default=1)
     cache = said.get("kv_cache_quant_algo") or said.get("kv_cache_scheme")
     return Quantized(
-        method=method[:40] or "unknown",
+        method=method[:40],
         bits=bits,
         multiplied_bits=next((each for each in (4, 8) if multiplied <= each), 16),
         block=block,

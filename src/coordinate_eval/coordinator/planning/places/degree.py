@@ -83,5 +83,6 @@ def _too_large(
         f"checkpoint {checkpoint.path} needs {needed:.1f} GiB of GPU memory "
         f"({max_length} tokens of context included); a node has {gpus_per_node} GPUs "
         f"of {gpu.memory / 2**30:g} GiB, of which at most {most.tensor_parallel} can "
-        f"share {shared_by(checkpoint)}. Choose nodes with larger GPUs, or a shorter context"
+        f"share {shared_by(checkpoint)}. Choose nodes with larger GPUs, or a shorter "
+        "context: leave out datasets with long prompts, or set [trial] max_length, which cuts them"
     )

@@ -8,9 +8,11 @@
 - Pipeline parallel: groups of GPUs hold consecutive layers, any number of each (`get_pp_indices`).
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from coordinate_eval.records import Checkpoint
+from coordinate_eval.errors import UserError
+from coordinate_eval.priors import gpus
+from coordinate_eval.records import Checkpoint, EngineSettings
 
 
 class Degrees(NamedTuple):
@@ -37,6 +39,38 @@ def allowed(checkpoint: Checkpoint, gpus_per_node: int, nodes: int = 1) -> list[
             for degrees in _of(checkpoint, tensor, pipeline)
         ),
         key=lambda each: (each.tensor * each.pipeline, each.pipeline, each.expert),
+    )
+
+
+_LEAST_CAPABILITY: Final = {
+    "gptq": 60, "inc": 60, "auto-round": 60, "compressed-tensors": 70, "moe_wna16": 70,
+    "quark": 70, "awq": 75, "fp8": 75, "torchao": 75, "humming": 75, "modelopt_fp4": 75,
+    "experts_int8": 80, "fbgemm_fp8": 80, "modelopt": 80, "modelopt_mxfp8": 80, "mxfp8": 80,
+    "mxfp4": 80, "gpt_oss_mxfp4": 80, "fp_quant": 100,
+}  # fmt: skip
+"""`get_min_capability` of each method in vllm/model_executor/layers/quantization."""
+
+
+def check_gpu(checkpoint: Checkpoint, engine: EngineSettings, gpu_type: str) -> None:
+    """Check that vLLM computes with the checkpoint's quantized weights on GPUs of a type.
+
+    Raises:
+        UserError: It refuses to.
+    """
+    least = _LEAST_CAPABILITY.get(checkpoint.quantization, 0)
+    has = gpus.lookup(gpu_type).capability
+    if engine.name == "vllm" and 0 < has < least:
+        raise UserError(
+            f"checkpoint {checkpoint.path} has {checkpoint.quantization} weights, for which vLLM "
+            f"wants GPUs of compute capability {least / 10:g} or more, and {gpu_type} has "
+            f"{has / 10:g}: choose other GPUs with --gpu-type, or save the model in 16 bits"
+        )
+
+
+def tensor_degrees(checkpoint: Checkpoint, gpus_per_node: int) -> list[int]:
+    """Return the numbers of a node's GPUs that can share a model without a pipeline."""
+    return sorted(
+        {each.tensor for each in allowed(checkpoint, gpus_per_node) if each.pipeline == 1}
     )
 
 

@@ -11,6 +11,7 @@ from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpo
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.asked_nodes import asked, check_names, most_nodes
 from coordinate_eval.coordinator.planning.places.degree import tensor_parallel
+from coordinate_eval.coordinator.planning.places.degrees import check_gpu
 from coordinate_eval.coordinator.planning.plan import ChosenNodes, NodeCapacity
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import ANY_NODE
@@ -87,6 +88,7 @@ def choose_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) ->
     for kind in sorted({node.gpu_type for node in typed}):
         alike = [node for node in typed if node.gpu_type == kind]
         try:
+            check_gpu(demand.checkpoint, settings.engine, kind)
             degree = gpus_per_trial(demand, alike)
             found = nodes_with_room(alike, busy, settings, degree, gib)
             choices.append(ChosenNodes(found, degree))
@@ -115,6 +117,7 @@ def queued_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) ->
         there[taken.gpu_type, taken.gpu_memory_gib] += 0 if taken.away else count
     wanted = [kind for kind in there if gpus.asked_for(kind[0], settings.gpu_type)]
     kind = max(wanted, key=lambda kind: there[kind], default=(settings.gpu_type, 0.0))
+    check_gpu(demand.checkpoint, settings.engine, kind[0])
     degree = _degree(demand, kind, QUEUED_TRIALS)
     trials = max(1, (settings.max_gpus or QUEUED_TRIALS * degree) // degree)
     stand_in = NodeCapacity(name=QUEUED_NODE, gpus=trials * degree, gpu_type=kind[0], trials=trials)

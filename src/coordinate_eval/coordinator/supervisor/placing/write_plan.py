@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Cluster
+from coordinate_eval.coordinator.planning.context import with_context
 from coordinate_eval.coordinator.planning.judge_plan import plan_judge
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
@@ -61,6 +62,7 @@ def write_plan(run_dir: RunDir, run: Run, cluster: Cluster, now: float, others: 
         )
     run = run.model_copy(update={"suite": run.suite.model_copy(update={"datasets": left})})
     run = run.model_copy(update={"limits": cluster.limits()})  # they may have changed
+    run = with_context(run, built)
     if not run_dir.plan.exists():
         offer = _offer(run, cluster, now, others)
         reviewed = _files.read_record_if_there(run_dir.reviewed, Plan)

@@ -88,6 +88,8 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         self._backend = backend
         self._thinks = bool(think_end)
         self._think_end = think_end
+        self.cut_prompts = 0
+        """Prompts so far that have lost their beginning, for they are longer than the context."""
 
     @cached_property
     def tokenizer(self) -> Any:  # noqa: ANN401  one of many classes of transformers
@@ -205,6 +207,7 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
                 f"{self.max_length}"
             )
         # White space alone leaves an empty context, on which the harness's classes fail.
+        self.cut_prompts += len(context) + len(continuation) > most
         kept = ((context or [self.prefix_token_id]) + continuation)[-most:]
         return Prompt(kept[: -len(continuation)], continuation)
 
@@ -249,6 +252,7 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         if self._backend == "hf" and self.tokenizer.bos_token is None:
             special = True
         tokens = self.tok_encode(context, add_special_tokens=special)
+        self.cut_prompts += len(tokens) > room
         plain = partial(self._tokens.encode, add_special_tokens=False)
         return Prompt(
             (tokens or [self.prefix_token_id])[-room:],
