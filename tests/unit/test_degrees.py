@@ -6,6 +6,7 @@ from coordinate_eval.coordinator.planning.places.degrees import (
     Degrees,
     allowed,
     check_gpu,
+    check_tensor,
     whole_experts,
 )
 from coordinate_eval.errors import UserError
@@ -59,3 +60,12 @@ def test_gpus_that_vllm_refuses_for_quantized_weights_are_refused_here() -> None
     check_gpu(model(8, 8), vllm, "v100")
     with pytest.raises(UserError, match=r"mxfp4 .* capability 8 or more, and Tesla-T4 has 7\.5"):
         check_gpu(packed, vllm, "Tesla-T4")
+
+
+def test_a_number_of_gpus_that_vllm_refuses_is_refused_here() -> None:
+    llama = model(32, 8, splits={"vocabulary, padded": 128_256})
+    for tensor in (1, 2, 8):
+        check_tensor(llama, EngineSettings(), tensor)
+    check_tensor(llama, EngineSettings(name="transformers"), 3)
+    with pytest.raises(UserError, match=r"is 3, .* 32 attention heads \(8 .* 128,256 \(vocab"):
+        check_tensor(llama, EngineSettings(), 3)

@@ -329,6 +329,26 @@ def test_layers_that_keep_less_cost_less(
     assert found["windowed_bytes_per_token"] == windowed
 
 
+def test_what_a_config_does_not_say_of_experts_is_told() -> None:
+    config = mixture(layers=2, width=2, heads=2, experts=4, chosen=2, dense=0, shared=0)
+    files = headers(config, stacked=False)
+    unsaid = {key: value for key, value in config.items() if key != "num_experts_per_tok"}
+    for silent in (unsaid, {key: each for key, each in unsaid.items() if "experts" not in key}):
+        found = costs(silent, files)
+        assert "how many experts" in found["doubt"]
+        assert found["active_parameters"] == found["parameters"]
+    assert not costs(config, files)["doubt"]
+
+
+def test_files_of_another_size_than_the_layers_in_a_config_count() -> None:
+    config = heads(
+        2, 8, 8, model_type="of its own", hidden_size=512, intermediate_size=2048, vocab_size=9
+    )
+    found = costs(config, {"blocks.0.w": Tensor("bfloat16", (5000, 5000))})
+    assert found["parameters"] == 25_000_000
+    assert "files count" in found["doubt"]
+
+
 PACKED = {
     "FP8": (FP8, {"weight": ("float8_e4m3fn", 1), "weight_scale_inv": ("float32", 0)}),
     "GPTQ": (

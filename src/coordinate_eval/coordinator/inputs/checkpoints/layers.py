@@ -54,7 +54,7 @@ class Layers(NamedTuple):
     experts: int
     """Of one layer; 0 if the model is no mixture of experts."""
     chosen: int
-    """Experts that a token goes through, of one layer; all if the config does not say."""
+    """Experts that a token goes through, of one layer; 0 if the config does not say."""
     window: int
     """Tokens that layers with a window attend to; 0 if there is none."""
     beyond: range = range(0)
@@ -94,7 +94,7 @@ def layers_of(config: TextConfig) -> Layers:
         mixtures = _mixtures(config, count, experts)
         bare = config.kind in _STATE_ONLY
         dense = [not has and not bare for has in mixtures]
-    most = config.number(*_CHOSEN) or (1 if config.kind == "llama4_text" else experts)
+    most = config.number(*_CHOSEN) or (1 if config.kind == "llama4_text" else 0)
     # Of the experts that LongCat chooses among, some do nothing.
     idle = config.number("zero_expert_num") or 0
     most = -(-most * experts // (experts + idle)) if idle else most

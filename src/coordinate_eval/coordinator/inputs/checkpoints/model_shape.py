@@ -89,7 +89,8 @@ def model_shape(
     if layers.experts and not found.routed and told.routed < found.parameters:
         share = told.routed / max(1, told.parameters)
         found = found._replace(routed=told.routed, routed_bytes=int(found.bytes * share))
-    idle = 1 - layers.chosen / layers.experts if layers.experts else 0.0
+    chosen = layers.chosen or layers.experts
+    idle = 1 - chosen / layers.experts if layers.experts else 0.0
     # Engines keep keys and values in 16 bits, or in 32 when the weights are.
     item = 4 if dtype in ("float32", "float64") else packed.cache_bits // 8
     cache = _cache(config, layers, item)
@@ -104,10 +105,10 @@ def model_shape(
         "loaded_bytes": found.bytes,
         "routed_bytes": found.routed_bytes,
         "experts": layers.experts,
-        "experts_per_token": layers.chosen,
+        "experts_per_token": chosen,
         "multiplied_bits": packed.multiplied_bits,
         "quantization": packed.method,
-        "doubt": _doubt(told, found),
+        "doubt": _doubt(layers, told, found, tensors or {}),
         "max_length": length.most,
         "short_length": length.short,
         "hf_length": length.hf,
@@ -325,8 +326,11 @@ def _splits(config: TextConfig, layers: Layers, packed: Quantized) -> dict[str, 
     }
 
 
-def _doubt(told: Counted, found: Counted) -> str:
+def _doubt(layers: Layers, told: Counted, found: Counted, tensors: Mapping[str, Tensor]) -> str:
     """Return why figures of a model are less sure than usual, empty if nothing says so."""
+    named = layers.experts or any(".experts." in name for name in tensors)
+    if named and not layers.chosen:
+        return "its config does not say through how many experts a token goes: all count"
     if found.parameters < _TOY:
         return ""
     own = found.parameters - found.others

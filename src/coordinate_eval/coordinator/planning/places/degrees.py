@@ -67,6 +67,19 @@ def check_gpu(checkpoint: Checkpoint, engine: EngineSettings, gpu_type: str) -> 
         )
 
 
+def check_tensor(checkpoint: Checkpoint, engine: EngineSettings, tensor: int) -> None:
+    """Check that vLLM shares the layers of a model among so many GPUs.
+
+    Raises:
+        UserError: It refuses to.
+    """
+    if engine.name == "vllm" and tensor > 1 and not _of(checkpoint, tensor, pipeline=1):
+        raise UserError(
+            f"[trial] tensor_parallel is {tensor}, and so many GPUs cannot share "
+            f"{shared_by(checkpoint)}: leave it out, or set another number"
+        )
+
+
 def tensor_degrees(checkpoint: Checkpoint, gpus_per_node: int) -> list[int]:
     """Return the numbers of a node's GPUs that can share a model without a pipeline."""
     return sorted(
@@ -95,6 +108,8 @@ def whole_experts(checkpoint: Checkpoint, tensor: int) -> bool:
 def shared_by(checkpoint: Checkpoint) -> str:
     """Return words about the numbers that a tensor-parallel degree has to divide."""
     heads = f"{checkpoint.attention_heads} attention heads"
+    if checkpoint.kv_heads > 1:
+        heads += f" ({checkpoint.kv_heads} of keys and values)"
     return " and ".join(
         [heads, *(f"{number:,} ({name})" for name, number in checkpoint.splits.items())]
     )

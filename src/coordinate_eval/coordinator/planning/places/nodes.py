@@ -11,7 +11,7 @@ from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpo
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.asked_nodes import asked, check_names, most_nodes
 from coordinate_eval.coordinator.planning.places.degree import tensor_parallel
-from coordinate_eval.coordinator.planning.places.degrees import check_gpu
+from coordinate_eval.coordinator.planning.places.degrees import check_gpu, check_tensor
 from coordinate_eval.coordinator.planning.plan import ChosenNodes, NodeCapacity
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import ANY_NODE
@@ -148,6 +148,7 @@ def _degree(demand: Demand, kind: tuple[str, float], gpus_per_node: int) -> int:
                 f"[trial] tensor_parallel is {given}, but slices of a GPU ({gpu_type}) cannot "
                 "share a model: choose whole GPUs with --gpu-type"
             )
+        check_tensor(demand.checkpoint, demand.settings.engine, given)
         return given
     gib = gib or memory_gib(gpu_type)
     known = gib > 0 or gpus.name(gpu_type) == "cpu"  # whose memory is its host's
