@@ -51,6 +51,25 @@ RunNames = Annotated[
     list[str] | None,
     typer.Argument(metavar="RUN", help="Directories or ids of runs.", show_default="all runs"),
 ]
+Reference = Annotated[
+    str,
+    typer.Argument(
+        metavar="A", help="The run to compare with: its directory, its id, or its checkpoint."
+    ),
+]
+Changed = Annotated[
+    str, typer.Argument(metavar="B", help="The run whose change is asked for, named likewise.")
+]
+Compared = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dataset", metavar="NAME", help="Compare this dataset only. May be given several times."
+    ),
+]
+Anyway = Annotated[
+    bool,
+    typer.Option("--anyway", help="Compare although the runs have asked or scored differently."),
+]
 Ledger = Annotated[
     bool,
     typer.Option(
@@ -177,7 +196,7 @@ TensorParallel = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (status, diagnose, runs, scores, samples, suites, config):
+    for command in (status, diagnose, runs, scores, compare, samples, suites, config):
         app.command()(command)
 
 
@@ -261,6 +280,28 @@ def scores(
         raise UserError(f"--output-format {asked[0]}: it must be one of {', '.join(FORMATS)}")
     settings, _ = load_settings({}, settings_file)
     show_scores(run or [], settings, metric, asked[0] if asked else "table")
+
+
+def compare(
+    first: Reference,
+    second: Changed,
+    dataset: Compared = None,
+    metric: common.Metric = None,
+    anyway: Anyway = False,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Show where the scores of run B differ from those of run A by more than chance.
+
+    The runs are compared item by item. A dataset is better or worse if its p-value is among those
+    that are significant when 5 % of such findings may be false. No GPU is used.
+    """
+    from coordinate_eval.coordinator.cli.inquire.compare import show_comparison
+
+    settings, _ = load_settings({}, settings_file)
+    show_comparison(
+        (first, second), settings, dataset or [], metric, anyway=anyway, as_json=as_json
+    )
 
 
 def samples(

@@ -1,0 +1,126 @@
+"""`coordinate-eval compare`: where two runs differ by more than chance."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from coordinate_eval import _owner
+from coordinate_eval._format import plural
+from coordinate_eval.coordinator.cli.inquire.runs import find, find_all
+from coordinate_eval.coordinator.cli.output import console, say, table_console, write_json
+from coordinate_eval.coordinator.comparison.compare import Comparison, Measured, Side, compare
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.errors import UserError
+
+_STYLES = {"better": "green", "worse": "red"}
+
+
+def show_comparison(
+    names: tuple[str, str],
+    settings: Settings,
+    datasets: Sequence[str],
+    metric: str | None,
+    *,
+    anyway: bool,
+    as_json: bool,
+) -> None:
+    """Print how the scores of the second run differ from those of the first.
+
+    Raises:
+        UserError: a run is not there, the runs have asked differently, or nothing can be compared.
+    """
+    with _owner.for_show():
+        first, second = (_find(name, settings) for name in names)
+        found = compare(first, second, names=datasets, metric=metric, anyway=anyway)
+    if as_json:
+        write_json(found.model_dump(mode="json", by_alias=True))
+    else:
+        _print(found)
+
+
+def _find(name: str, settings: Settings) -> RunDir:
+    """Return the run of this name, or the latest run of the checkpoint in this folder."""
+    try:
+        return find(name, settings)
+    except UserError:
+        path = str(Path(name).resolve())
+        for run_dir, run in find_all(settings)[0]:
+            if run.checkpoint.path in (name, path):
+                return run_dir
+        raise
+
+
+def _print(found: Comparison) -> None:
+    heads = _labels(found.first, found.second)
+    for label, side in zip(heads, (found.first, found.second), strict=True):
+        partial = "" if side.complete else ", not all results are there"
+        say_out(f"{label}: {side.checkpoint} (run {side.run}{partial})")
+    where = table_console()
+    where.print(_table(heads, found.datasets, "dataset"))
+    means = [*found.groups, *([found.mean] if found.mean else [])]
+    if means:
+        where.print(_table(heads, means, "mean of"))
+    say_out(_summary(heads, found))
+    for each in found.datasets:
+        if each.why_not:
+            say(f"{each.name} has no interval: {each.why_not}")
+    for name, why in found.left_out.items():
+        say(f"{name} is left out: {why}")
+    for name, reasons in found.unlike.items():
+        say(f"{name} was asked differently: {'; '.join(reasons)}")
+
+
+def say_out(text: str) -> None:
+    """Print a line of text on stdout."""
+    console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _labels(first: Side, second: Side) -> tuple[str, str]:
+    if first.step is not None and second.step is not None and first.step != second.step:
+        return f"step {first.step}", f"step {second.step}"
+    return ("A", "B") if first.run == second.run else (first.run, second.run)
+
+
+def _table(heads: tuple[str, str], measured: Sequence[Measured], what: str) -> Table:
+    table = Table()
+    table.add_column(what, no_wrap=True)
+    if what == "dataset":
+        table.add_column("metric", no_wrap=True)
+    for title in (*heads, "difference", "95% interval", "p"):
+        table.add_column(escape(title), justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for each in measured:
+        name = each.name if what == "dataset" else f"{each.name} ({each.datasets})"
+        cells = [escape(name), *([escape(each.metric)] if what == "dataset" else [])]
+        cells += [f"{each.first:.4f}", f"{each.second:.4f}", f"{each.difference:+.4f}"]
+        if each.low is None or each.high is None or each.p is None:
+            cells += ["", "", ""]
+        else:
+            cells += [f"{each.low:+.4f} … {each.high:+.4f}", _p(each.p), _verdict(each)]
+        table.add_row(*cells)
+    return table
+
+
+def _p(value: float) -> str:
+    return f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"
+
+
+def _verdict(each: Measured) -> str:
+    if each.verdict in _STYLES:
+        return f"[{_STYLES[each.verdict]}]{each.verdict}[/]"
+    return f"would show ±{each.detectable:.3f}"
+
+
+def _summary(heads: tuple[str, str], found: Comparison) -> str:
+    told = [each.verdict for each in found.datasets if each.has_interval]
+    better, worse = told.count("better"), told.count("worse")
+    counts = (
+        f"better in {better:,}, worse in {worse:,}, too close in {told.count('no difference'):,}"
+    )
+    return (
+        f"{heads[1]} against {heads[0]}: of {plural(len(told), 'dataset')}, {counts}. "
+        "Of the datasets called better or worse, 5% may be so by chance."
+    )

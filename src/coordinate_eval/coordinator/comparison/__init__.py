@@ -1,0 +1,1 @@
+"""Compare the scores of two checkpoints, item by item."""

@@ -1,0 +1,414 @@
+"""Compare the scores of two runs, dataset by dataset.
+
+Scores can be compared if the same questions were asked in the same way. What differs between the
+runs is named; see `unlike`.
+"""
+
+import filecmp
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from pydantic import ConfigDict, Field
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.comparison.paired import (
+    CONFIDENCE,
+    Difference,
+    Stratum,
+    detectable,
+    difference,
+    mean_difference,
+    significant,
+)
+from coordinate_eval.coordinator.inputs.checkpoints.steps import step_of
+from coordinate_eval.coordinator.report import state
+from coordinate_eval.coordinator.report.judges import judged, judged_differently
+from coordinate_eval.coordinator.report.main_metric import Score, main_score
+from coordinate_eval.coordinator.report.results import read_dataset
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run, read_run
+from coordinate_eval.errors import RecordError, UserError
+from coordinate_eval.records import (
+    Dataset,
+    DatasetItems,
+    DatasetRequests,
+    DatasetResults,
+    ItemScores,
+    Record,
+)
+
+NOT_ASKED = {"name", "group", "items", "prior", "splittable"}
+"""Fields of a dataset that change nothing in what is asked."""
+
+CLOSE = 1e-6
+"""Part of a score by which the mean over its items may differ from it."""
+
+Verdict = Literal["better", "worse", "no difference", ""]
+
+
+class Side(Record):
+    """One of the two runs."""
+
+    run: str
+    dir: str
+    checkpoint: str
+    step: int | None
+    complete: bool
+
+
+class Measured(Record):
+    """A difference: the second run's score less the first's. Null where it cannot be known."""
+
+    name: str = Field(description="of the dataset or group")
+    datasets: int = 1
+    first: float
+    second: float
+    difference: float
+    stderr: float | None = None
+    low: float | None = Field(default=None, description="95 % interval of the difference")
+    high: float | None = None
+    p: float | None = None
+    detectable: float | None = Field(
+        default=None, description="difference that such a comparison finds in 80 % of all cases"
+    )
+    items: int | None = None
+    clusters: int | None = Field(default=None, description="of items that share a passage")
+    metric: str = ""
+    higher_is_better: bool = True
+    verdict: Verdict = Field(default="", description="of the second run; empty without interval")
+    why_not: str = Field(default="", description="why there is no interval")
+
+    @property
+    def has_interval(self) -> bool:
+        """Return whether the uncertainty is known."""
+        return self.low is not None
+
+
+class Comparison(Record):
+    """What `coordinate-eval compare --json` prints."""
+
+    schema_: Literal["coordinate-eval/comparison@1"] = Field(
+        default="coordinate-eval/comparison@1", alias="schema"
+    )
+    model_config = ConfigDict(populate_by_name=True)
+
+    first: Side
+    second: Side
+    confidence: float = CONFIDENCE
+    datasets: list[Measured]
+    groups: list[Measured] = Field(description="unweighted means over the datasets of a group")
+    mean: Measured | None = Field(description="unweighted mean over all datasets with an interval")
+    unlike: dict[str, list[str]] = Field(description="dataset → what was asked differently")
+    left_out: dict[str, str] = Field(description="datasets that are not compared, and why")
+
+
+class _Scored(NamedTuple):
+    """A dataset of one run."""
+
+    run_dir: RunDir
+    run: Run
+    dataset: Dataset
+    results: DatasetResults
+
+
+_Both = tuple[_Scored, _Scored]
+
+
+def compare(
+    first: RunDir,
+    second: RunDir,
+    *,
+    names: Sequence[str] = (),
+    metric: str | None = None,
+    anyway: bool = False,
+) -> Comparison:
+    """Return how the second run's scores differ from the first's.
+
+    Args:
+        first: the run that is compared with, such as that of an earlier checkpoint.
+        second: the run whose change is asked for.
+        names: datasets to compare; all if empty.
+        metric: compared in place of the main one, for datasets that have it.
+        anyway: compare also what the runs have asked differently.
+
+    Raises:
+        UserError: a named dataset is in neither run, the runs have asked differently, or nothing
+            can be compared.
+    """
+    runs = read_run(first), read_run(second)
+    tables = [{d.name: d for d in run.suite.datasets} for run in runs]
+    known = list(dict.fromkeys(name for table in tables for name in table))
+    for name in names:
+        if name not in known:
+            raise UserError(f"no dataset {name!r} in these runs: they have {', '.join(known)}")
+    left_out: dict[str, str] = {}
+    both: dict[str, _Both] = {}
+    for name in names or known:
+        pair = []
+        for run_dir, run, table in zip((first, second), runs, tables, strict=True):
+            found = read_dataset(run_dir, name) if name in table else None
+            if found is not None:
+                pair.append(_Scored(run_dir, run, table[name], found))
+            elif name not in left_out:
+                what = "not scored" if name in table else "not a dataset"
+                left_out[name] = f"{what} in run {run.id}"
+        if len(pair) == 2:
+            both[name] = pair[0], pair[1]
+    unequal = {name: why for name, pair in both.items() if (why := list(unlike(*pair)))}
+    if unequal and not anyway:
+        raise UserError(_refusal(unequal))
+    measured = [
+        each
+        for name, pair in both.items()
+        if (each := _measure(name, pair, metric, left_out)) is not None
+    ]
+    if not measured:
+        told = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+        raise UserError(f"nothing can be compared in these runs: {told or 'they have no datasets'}")
+    datasets = _judged(measured)
+    groups: dict[str, list[Measured]] = {}
+    for each in datasets:
+        if group := both[each.name][1].dataset.group:
+            groups.setdefault(group, []).append(each)
+    return Comparison(
+        first=_side(first, runs[0]),
+        second=_side(second, runs[1]),
+        datasets=datasets,
+        groups=_judged([m for name, of in groups.items() if (m := _mean(name, of))]),
+        mean=next(iter(_judged([m for m in [_mean("all datasets", datasets)] if m])), None),
+        unlike=unequal,
+        left_out=left_out,
+    )
+
+
+def _side(run_dir: RunDir, run: Run) -> Side:
+    return Side(
+        run=run.id,
+        dir=str(run_dir.root),
+        checkpoint=run.checkpoint.path,
+        step=step_of(run.checkpoint.path) if run.step is None else run.step,
+        complete=state.is_complete(run_dir),
+    )
+
+
+def _refusal(unequal: dict[str, list[str]]) -> str:
+    lines = [f"{name}: {'; '.join(why)}" for name, why in unequal.items()]
+    shown = "\n  ".join(lines[:10] + [f"… and {len(lines) - 10} more"] * (len(lines) > 10))
+    return (
+        f"these runs have asked differently, so their scores say little about the checkpoints:\n"
+        f"  {shown}\nName datasets that are alike with --dataset, or compare with --anyway"
+    )
+
+
+def unlike(first: _Scored, second: _Scored) -> Iterator[str]:
+    """Yield what two runs have asked differently about a dataset, or have scored differently.
+
+    The prompts of runs with one tokenizer are compared by what they were made from.
+    """
+    runs = f"{first.run.id} and {second.run.id}"
+    ours, theirs = (
+        scored.dataset.model_dump(mode="json", exclude=NOT_ASKED) for scored in (first, second)
+    )
+    named = [
+        (name.replace("_", " "), ours.get(name), theirs.get(name))
+        for name in dict.fromkeys([*ours, *theirs])
+    ]
+    named += [
+        ("max_length", first.run.max_length, second.run.max_length),
+        ("engine", first.run.settings.engine.name, second.run.settings.engine.name),
+        ("version of the task", first.results.versions, second.results.versions),
+        ("version of lm_eval", first.results.harness, second.results.harness),
+        ("few-shot examples", first.results.n_shot, second.results.n_shot),
+        ("own chat template", not first.results.plain_chat, not second.results.plain_chat),
+    ]
+    told = [f"{name} {a!r} and {b!r}" for name, a, b in named if a != b]
+    yield from (f"{each} in {runs}" for each in told)
+    judges = [(scored.run.id, judged(scored.results)) for scored in (first, second)]
+    if why := judged_differently((run, judge) for run, judge in judges if judge):
+        yield why
+    if not told and _same_tokenizer(first, second):
+        made = [_made_from(scored) for scored in (first, second)]
+        if all(made) and made[0] != made[1]:
+            yield f"the files or data that prompts are made from differ in {runs}"
+
+
+def _made_from(scored: _Scored) -> str:
+    path = scored.run_dir.requests_index(scored.dataset.name)
+    try:
+        index = _files.read_record_if_there(path, DatasetRequests)
+    except RecordError:
+        return ""
+    return index.made_from if index is not None else ""
+
+
+def _same_tokenizer(first: _Scored, second: _Scored) -> bool:
+    folders = first.run_dir.model, second.run_dir.model
+    try:
+        names = [
+            {path.name for path in folder.iterdir()} - {"config.json", "own_code.json"}
+            for folder in folders
+        ]
+        if names[0] != names[1]:
+            return False
+        return not any(filecmp.cmpfiles(*folders, names[0], shallow=False)[1:])
+    except OSError:
+        return False
+
+
+def _measure(
+    name: str, pair: _Both, metric: str | None, left_out: dict[str, str]
+) -> Measured | None:
+    """Return the difference of a dataset; None if its scores are not comparable at all."""
+    scores = [main_score(scored.results, metric) for scored in pair]
+    if scores[0] is None or scores[1] is None:
+        left_out[name] = f"no score{f' with metric {metric!r}' if metric else ''} in both runs"
+        return None
+    if scores[0].metric != scores[1].metric:
+        left_out[name] = f"its metric is {scores[0].metric} and {scores[1].metric}"
+        return None
+    plain = Measured(
+        name=name,
+        first=scores[0].value,
+        second=scores[1].value,
+        difference=scores[1].value - scores[0].value,
+        metric=scores[0].metric,
+        higher_is_better=_higher_is_better(pair[1].results, scores[0].metric),
+    )
+    strata, why_not = _strata(pair, (scores[0], scores[1]))
+    if not strata:
+        return plain.model_copy(update={"why_not": why_not})
+    found = difference(strata)
+    items = sum(len(stratum.first) for stratum in strata)
+    if math.isnan(found.stderr):
+        return plain.model_copy(
+            update={"items": items, "why_not": "all of its items are one cluster"}
+        )
+    return plain.model_copy(update={**_interval(found), "items": items})
+
+
+def _interval(found: Difference) -> dict[str, float]:
+    return {
+        "stderr": found.stderr,
+        "low": found.low,
+        "high": found.high,
+        "p": found.p,
+        "detectable": detectable(found.stderr),
+        "clusters": found.clusters,
+    }
+
+
+def _higher_is_better(results: DatasetResults, metric: str) -> bool:
+    name = metric.partition(",")[0]
+    said = [table[name] for table in results.higher_is_better.values() if name in table]
+    return all(each is not False for each in said)
+
+
+def _strata(pair: _Both, scores: tuple[Score, Score]) -> tuple[list[Stratum], str]:
+    """Return the paired items of each task of a dataset, or why there are none.
+
+    The weight of a task in the dataset's score is not written anywhere. The harness weights by
+    items or not at all, so the weights are those whose mean is the score in both runs.
+    """
+    items = []
+    for scored in pair:
+        path = scored.run_dir.items(scored.dataset.name)
+        try:
+            found = _files.read_record_if_there(path, DatasetItems)
+        except RecordError as error:
+            return [], str(error)
+        if found is None:
+            return [], (
+                f"run {scored.run.id} has no scores of its items. If an earlier version scored it, "
+                f"`coordinate-eval rescore {scored.run.id}` makes a run that has them"
+            )
+        items.append(found)
+    metric = scores[0].metric
+    wanted = metric if "," in metric else f"{metric},none"
+    tasks = [name for name in pair[0].results.results if items[0].of(name, wanted)]
+    tables = []
+    for task in tasks:
+        ours, theirs = (found.of(task, wanted) for found in items)
+        if ours is None or theirs is None:
+            return [], f"task {task} has no scores of items in both runs"
+        if (ours.items, ours.documents) != (theirs.items, theirs.documents):
+            return [], f"the items of task {task} are not the same in both runs"
+        tables.append((ours, theirs))
+    return _weighted(tables, wanted.partition(",")[0], scores)
+
+
+def _weighted(
+    tables: Sequence[tuple[ItemScores, ItemScores]], metric: str, scores: tuple[Score, Score]
+) -> tuple[list[Stratum], str]:
+    parts, means, sizes = [], [], []
+    for ours, theirs in tables:
+        values = [np.array(t.metrics[metric], dtype=float) for t in (ours, theirs)]
+        there = ~np.isnan(values[0]) & ~np.isnan(values[1])
+        if not there.any():
+            continue
+        clusters = [c for c, is_there in zip(ours.clusters, there, strict=False) if is_there]
+        parts.append((values[0][there], values[1][there], clusters))
+        means.append([float(np.nanmean(value)) for value in values])
+        sizes.append(len(ours.items))
+    by_items = [size / sum(sizes) for size in sizes]
+    equal = [1 / len(sizes)] * len(sizes)
+    for weights in (by_items, equal):
+        found = [sum(w * mean[n] for w, mean in zip(weights, means, strict=True)) for n in (0, 1)]
+        if means and all(
+            math.isclose(mean, score.value, rel_tol=CLOSE, abs_tol=CLOSE)
+            for mean, score in zip(found, scores, strict=True)
+        ):
+            strata = [Stratum(*part, weight) for part, weight in zip(parts, weights, strict=True)]
+            return strata, ""
+    return [], "its score is not the mean over its items"
+
+
+def _mean(name: str, measured: Sequence[Measured]) -> Measured | None:
+    """Return the difference of the mean over datasets that have an interval, and scores from 0 to
+    1 of which more is better; None for fewer than two.
+    """
+    counted = [
+        each
+        for each in measured
+        if each.has_interval
+        and each.higher_is_better
+        and min(each.first, each.second) >= 0
+        and max(each.first, each.second) <= 1
+    ]
+    if len(counted) < 2:
+        return None
+    found = mean_difference(
+        [
+            Difference(
+                each.difference, each.stderr or 0.0, each.low or 0.0, each.high or 0.0,
+                each.p or 0.0, each.clusters or 0,
+            )
+            for each in counted
+        ]
+    )  # fmt: skip
+    mean = Measured(
+        name=name,
+        datasets=len(counted),
+        first=sum(each.first for each in counted) / len(counted),
+        second=sum(each.second for each in counted) / len(counted),
+        difference=found.value,
+        items=sum(each.items or 0 for each in counted),
+    )
+    return mean.model_copy(update=_interval(found))
+
+
+def _judged(measured: Sequence[Measured]) -> list[Measured]:
+    """Return the differences with verdicts; of those that are found, 5 % may be false."""
+    known = [each for each in measured if each.p is not None]
+    found = significant([each.p for each in known if each.p is not None])
+    changed = {id(each) for each, yes in zip(known, found, strict=True) if yes}
+
+    def verdict(each: Measured) -> Verdict:
+        if not each.has_interval:
+            return ""
+        if id(each) not in changed:
+            return "no difference"
+        return "better" if (each.difference > 0) == each.higher_is_better else "worse"
+
+    return [each.model_copy(update={"verdict": verdict(each)}) for each in measured]
