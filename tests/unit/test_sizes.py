@@ -10,6 +10,7 @@ from benchmarks._instances import base, random_instance
 from tests.plan_examples import ENGINE, SUITE, capacity_of
 from tests.plans import CHECKPOINT
 
+from coordinate_eval.coordinator.inputs.settings import MOST_RESTRAINT
 from coordinate_eval.coordinator.planning import planner, sizes
 from coordinate_eval.coordinator.planning.plan import Capacity, Cost, Plan
 from coordinate_eval.errors import UserError
@@ -143,16 +144,16 @@ def test_fewer_nodes_are_taken_where_a_storage_that_all_share_makes_them_sooner(
 
 
 def test_few_gpu_hours_and_in_time() -> None:
-    alone = best_of([WORK], FOUR, objective="gpu-hours")
+    alone = best_of([WORK], FOUR, restraint=MOST_RESTRAINT)
     assert sum(t.gpus for t in alone.trials) == 1
-    soon = best_of([WORK], FOUR, objective="gpu-hours", latest=7_000)
+    soon = best_of([WORK], FOUR, restraint=MOST_RESTRAINT, latest=7_000)
     assert soon.estimate.makespan_seconds <= 7_000
     assert len(soon.nodes) == 2
-    for objective in ("makespan", "gpu-hours"):
+    for restraint in (1.0, MOST_RESTRAINT):
         with pytest.raises(
             UserError, match=r"no plan ends within 1000 s: .* on 32 GPUs of 4 nodes"
         ):
-            best_of([WORK], FOUR, objective=objective, latest=1_000)
+            best_of([WORK], FOUR, restraint=restraint, latest=1_000)
 
 
 def test_the_curve_falls() -> None:

@@ -46,6 +46,7 @@ _FORMER: Mapping[str, str] = {
     "judge.requests_per_minute": "",
     "judge.timeout_seconds": "",
     "metrics.scoring_minutes": "harness.dataset_minutes",
+    "objective": "",
     "ray.cpus": "local.cpus",
     "ray.gpu_memory_gib": "gpu_memory_gib",
     "ray.gpus": "local.gpus",

@@ -1,7 +1,7 @@
 """The settings, as sections of a TOML file have them: names, limits, defaults, meanings."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import platformdirs
 from pydantic import ConfigDict, Field, field_validator
@@ -17,6 +17,9 @@ MOST_GIB = 1e6
 
 MOST_MINUTES, MOST_SECONDS = 1_000_000, 1e6
 """Limits for times: two years, and twelve days."""
+
+MOST_RESTRAINT = 100.0
+"""Restraint of a run that takes the fewest GPU hours."""
 
 # A key itself, given here by mistake, would stand in files.
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"
@@ -297,15 +300,13 @@ class Settings(Record):
         description="memory of a GPU whose type does not tell it; if not set, the smaller one of "
         "that type, and of an unknown type no more than 16",
     )
-    objective: Literal["makespan", "gpu-hours"] = Field(
-        default="makespan", description="what a plan minimizes: makespan or gpu-hours"
-    )
     restraint: float = Field(
         default=1.0,
         ge=0,
-        le=100,
+        le=MOST_RESTRAINT,
         description="how much a run saves GPU time: engines and nodes are added while 1 % less "
-        "makespan costs at most 1/restraint % more GPU hours; 0 takes all that shorten it",
+        "makespan costs at most 1/restraint % more GPU hours; 0 takes all that shorten it, 100 the "
+        "fewest GPU hours",
     )
     deadline_seconds: float | None = Field(
         default=None,

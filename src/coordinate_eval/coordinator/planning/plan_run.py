@@ -14,7 +14,7 @@ from typing import Any
 from coordinate_eval._format import duration
 from coordinate_eval.clusters.protocol import Busy, JobLimits, Node
 from coordinate_eval.coordinator.inputs.cluster_file import ClusterFile
-from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.inputs.settings import MOST_RESTRAINT, Settings
 from coordinate_eval.coordinator.planning import planner, reviewed_plan, sizes
 from coordinate_eval.coordinator.planning.context import Need, needs
 from coordinate_eval.coordinator.planning.costs import (
@@ -376,7 +376,7 @@ def _best_plan(
     *,
     what_if: bool,
 ) -> Plan:
-    """Plan these costs on as much of the capacity as the objective wants.
+    """Plan these costs on as much of the capacity as is worth it.
 
     Raises:
         UserError: Nothing ends by the deadline, or before all jobs have to end.
@@ -401,7 +401,7 @@ def _best_plan(
         )
 
     try:
-        if names_nodes(settings) and settings.objective == "makespan":
+        if names_nodes(settings) and settings.restraint < MOST_RESTRAINT:
             chosen = plan_on(capacity)  # all nodes that the user names
             sizes.check_deadline(chosen, latest)
         else:
@@ -409,7 +409,6 @@ def _best_plan(
                 plan_on,
                 lambda part: planner.least_seconds(checkpoint, costs, part),
                 capacity,
-                objective=settings.objective,
                 restraint=settings.restraint,
                 latest=latest,
             )

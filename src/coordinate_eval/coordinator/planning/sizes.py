@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 
+from coordinate_eval.coordinator.inputs.settings import MOST_RESTRAINT
 from coordinate_eval.coordinator.planning.plan import Capacity, NodeCapacity, Plan, Size
 from coordinate_eval.errors import UserError
 
@@ -35,18 +36,16 @@ def plan_best_size(
     least_seconds: LeastSeconds,
     capacity: Capacity,
     *,
-    objective: str = "makespan",
     restraint: float = 0.0,
     latest: float = math.inf,
 ) -> Plan:
     """Return the plan that is worth its GPU time.
 
-    For the objective `makespan` that is the one with the least product of makespan and GPU-hours,
-    the latter to the power of `restraint`: trials are added while each per cent of makespan that
-    they save costs no more than 1/`restraint` per cent of GPU-hours, the start of their engines
-    included. With 0 it is the shortest plan. For the objective `gpu-hours` it is the plan with the
-    fewest GPU-hours. No plan is taken that is longer than `latest`,
-    in seconds.
+    That is the one with the least product of makespan and GPU-hours, the latter to the power of
+    `restraint`: trials are added while each per cent of makespan that they save costs no more than
+    1/`restraint` per cent of GPU-hours, the start of their engines included. With 0 it is the
+    shortest plan, with `MOST_RESTRAINT` that with the fewest GPU-hours. No plan is taken that is
+    longer than `latest`, in seconds.
 
     Raises:
         UserError: No plan ends in time; the message says what is possible.
@@ -57,7 +56,7 @@ def plan_best_size(
         if seconds > latest:
             return math.inf
         paid = math.log(max(hours, 1e-9))
-        if objective == "gpu-hours":
+        if restraint >= MOST_RESTRAINT:
             return paid
         return math.log(max(seconds, 1e-9)) + max(restraint, LEAST_RESTRAINT) * paid
 

@@ -14,6 +14,7 @@ from coordinate_eval.records import Suite
 
 _SETTINGS = {
     "deadline": "deadline_seconds",
+    "objective": "restraint",
     "engine": "engine.name",
     "engine_args": "engine.args",
     "judge_url": "judge.base_url",

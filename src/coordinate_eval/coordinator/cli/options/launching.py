@@ -5,7 +5,14 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinate_eval.coordinator.cli.options.parsing import PLAN, WHAT, WHERE, json_object, seconds
+from coordinate_eval.coordinator.cli.options.parsing import (
+    PLAN,
+    WHAT,
+    WHERE,
+    json_object,
+    restraint,
+    seconds,
+)
 
 Checkpoint = Annotated[
     Path | None,
@@ -183,8 +190,9 @@ PlanFile = Annotated[
     ),
 ]
 Objective = Annotated[
-    str | None,
+    float | None,
     typer.Option(
+        parser=restraint,
         metavar="NAME",
         help="makespan: end as soon as possible; gpu-hours: use few GPUs.",
         show_default="makespan",

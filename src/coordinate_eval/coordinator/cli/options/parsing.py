@@ -7,6 +7,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from coordinate_eval.coordinator.inputs.settings import MOST_RESTRAINT
+
 WHAT = "What to evaluate"
 WHERE = "Where to run"
 PLAN = "Plan"
@@ -62,6 +64,17 @@ def seconds(text: str) -> float:
     if match is None:
         raise typer.BadParameter("must be a time such as 900, 15m or 2h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def restraint(text: str) -> float | None:
+    """Return the setting `restraint` for an objective; None for the usual one.
+
+    Raises:
+        typer.BadParameter: it is no objective.
+    """
+    if text not in ("makespan", "gpu-hours"):
+        raise typer.BadParameter("must be makespan or gpu-hours")
+    return MOST_RESTRAINT if text == "gpu-hours" else None
 
 
 def _refuse_constant(constant: str) -> float:

@@ -34,7 +34,6 @@ _PLACES = (
     "gpu_type",
     "gpu_memory_gib",
     "queue",
-    "objective",
     "restraint",
     "stage",
     "trial",
