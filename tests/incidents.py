@@ -7,6 +7,7 @@ from typing import Any
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Job, State, TaskStatus
 from coordinate_eval.coordinator.incidents.bad_nodes import Avoided
+from coordinate_eval.coordinator.incidents.causes import Causes
 from coordinate_eval.coordinator.incidents.incident import (
     How,
     Incident,
@@ -14,7 +15,6 @@ from coordinate_eval.coordinator.incidents.incident import (
     read_incidents,
     write_incident,
 )
-from coordinate_eval.coordinator.incidents.judge import Judge
 from coordinate_eval.coordinator.incidents.observe import dead_pullers, failed_jobs, recorded
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
@@ -57,7 +57,7 @@ def judge(
     run, known = read_run(run_dir), recorded(run_dir)
     now = time.time()
     seen = [*failed_jobs(run_dir, now, known), *dead_pullers(run_dir, run, tasks, now, known)]
-    Judge(run_dir, settings or run.settings, tell).record(seen)
+    Causes(run_dir, settings or run.settings, tell).record(seen)
     return read_incidents(run_dir)
 
 

@@ -14,7 +14,7 @@ from coordinate_eval.coordinator.run.claiming.claims import (
     MAX_DEATHS_OF_SHARD,
     OF_DATASETS,
     AttemptWriter,
-    Cause,
+    ClaimEnd,
     Ledger,
     LedgerName,
     whole,
@@ -96,7 +96,7 @@ def test_lines_of_an_owner_beside_a_second_attempt_stay_while_it_lives(tmp_path:
     """A network file system takes a file away under a living process: its next write would fail."""
     book = ledger(tmp_path)
     lines = [book.run.unpublished("outputs", SPAN, attempt) for attempt in (1, 2)]
-    causes: list[Cause] = ["died", "doubled"]
+    causes: list[ClaimEnd] = ["died", "doubled"]
     for attempt, cause in enumerate(causes, 1):
         assert book.claim(SPAN, "a", "1.0") == attempt
         writer = AttemptWriter(book, SPAN, attempt)
@@ -150,7 +150,7 @@ def test_items_that_end_every_owner_are_given_up_at_once(tmp_path: Path) -> None
     [("released", None), *((claim_end(end), end) for end in sorted(NOT_BY_ITSELF))],
 )
 def test_only_what_ends_by_itself_counts_against_a_span(
-    tmp_path: Path, cause: Cause, end: End | None
+    tmp_path: Path, cause: ClaimEnd, end: End | None
 ) -> None:
     book = ledger(tmp_path)
     for attempt in range(1, 2 * MAX_DEATHS):

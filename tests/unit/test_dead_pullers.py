@@ -229,7 +229,7 @@ def test_nothing_is_submitted_before_the_logs_of_the_dead_are_read() -> None:
     found = building()
     waiting = list(dead_pullers(RunDir(Path("/none")), RUN, [task(name)], 0.0, set()))
     actions = decide(UNPLANNED, DIR, replace(found, observed=waiting))
-    assert actions == [d.Judge(tuple(waiting))]
+    assert actions == [d.FindCauses(tuple(waiting))]
 
 
 @pytest.mark.parametrize("kind", [Pullers.METRIC, Pullers.SCORE])

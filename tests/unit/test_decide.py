@@ -69,11 +69,11 @@ def test_no_node_is_released_before_it_is_written_how_its_trials_ended() -> None
     ended = [*tasks(KEEP[0], State.RUNNING), *tasks(TRIAL[0], State.ENDED, State.ENDED)]
     known = facts(submitted=submitted(*names), tasks=ended, observed=[incident("n1-0")])
     actions = decide(RUN, DIR, known)
-    (judged,) = (n for n, action in enumerate(actions) if isinstance(action, d.Judge))
+    (judged,) = (n for n, action in enumerate(actions) if isinstance(action, d.FindCauses))
     assert judged < actions.index(d.Release(0, "n1"))
     many = [incident(f"n1-{number}") for number in range(MOST_LOGS + 1)]
     waits = decide(RUN, DIR, replace(known, observed=many))
-    assert [len(a.incidents) for a in waits if isinstance(a, d.Judge)] == [MOST_LOGS]
+    assert [len(a.incidents) for a in waits if isinstance(a, d.FindCauses)] == [MOST_LOGS]
     assert not any(isinstance(action, d.Release) for action in waits)
 
 

@@ -9,7 +9,7 @@ from tests.judges import Judge, Reply, fails, says
 from typer.testing import CliRunner, Result
 
 from coordinate_eval.coordinator.cli.app import app
-from coordinate_eval.coordinator.incidents.judge import learned_file
+from coordinate_eval.coordinator.incidents.causes import learned_file
 from coordinate_eval.coordinator.inputs.settings import DiagnosisSettings, Settings
 from coordinate_eval.diagnosis.asking import MOST_CURE, MOST_LINE, MOST_LINES, VOTES
 from coordinate_eval.diagnosis.rules import Rule, SiteRules, read_site, write_site

@@ -11,7 +11,7 @@ from tests.decisions import make_run
 from tests.incidents import judge
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.incidents.judge import find
+from coordinate_eval.coordinator.incidents.causes import find
 from coordinate_eval.coordinator.incidents.shown import report_failures
 from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.run.jobs import keeper_job

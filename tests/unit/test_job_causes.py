@@ -12,7 +12,7 @@ from tests.plans import changed
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End
-from coordinate_eval.coordinator.incidents import judge as judging
+from coordinate_eval.coordinator.incidents import causes
 from coordinate_eval.coordinator.incidents.bad_nodes import avoid, broken_nodes, suspected_nodes
 from coordinate_eval.coordinator.incidents.incident import (
     Incident,
@@ -131,7 +131,7 @@ def test_a_log_that_is_none_is_no_burden(run_dir: RunDir, what: str) -> None:
         log.write_bytes(b"a line without an end " * (1 << 18))
     found = look(run_dir)["n1-0"]
     assert not found.known
-    assert found.cause and len(found.cause.line) <= judging.MOST_LINE + 3
+    assert found.cause and len(found.cause.line) <= causes.MOST_LINE + 3
 
 
 def test_a_node_whose_hardware_fails_is_avoided_also_where_others_on_it_answer(

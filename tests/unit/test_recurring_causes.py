@@ -207,8 +207,8 @@ def test_nothing_is_decided_before_each_log_is_read_and_few_are_at_once() -> Non
     dead = [incident(f"n1-{n}", cause=None) for n in range(99)]
     found = seen({}, BOTH, observed=dead)
     actions = decide(RUN, DIR, found)
-    (read,) = (a for a in actions if isinstance(a, d.Judge | d.NewRound | d.Finish))
-    assert read == d.Judge(tuple(dead[:MOST_LOGS]))
+    (read,) = (a for a in actions if isinstance(a, d.FindCauses | d.NewRound | d.Finish))
+    assert read == d.FindCauses(tuple(dead[:MOST_LOGS]))
 
 
 @given(waits=st.integers(0, 40), idle=st.integers(0, 2), passed=st.floats(0, 4000))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.staging import RANGE, Worker, staged
 
-from coordinate_eval.coordinator.workers.errors_of_trials import cause_of_error
+from coordinate_eval.coordinator.incidents.causes import cause_of_error
 from coordinate_eval.coordinator.workers.on_node import copying
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 from coordinate_eval.errors import UserError

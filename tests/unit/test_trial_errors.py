@@ -7,13 +7,13 @@ import pytest
 from tests.run_dirs import SHARDS, write_built
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.incidents.causes import Failure, TrialErrors
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.logs import MOST_LOG_BYTES
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import TrialProgress
 from coordinate_eval.coordinator.workers import trial
-from coordinate_eval.coordinator.workers.errors_of_trials import Failure, TrialErrors
 from coordinate_eval.coordinator.workers.on_node import arrival, whole_node
 from coordinate_eval.coordinator.workers.open_shards import MOST_LOST
 from coordinate_eval.errors import EngineError, RecordError, UserError

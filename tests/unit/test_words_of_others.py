@@ -23,8 +23,8 @@ from coordinate_eval.coordinator.incidents.bad_nodes import (
     read_avoided,
     suspected_nodes,
 )
+from coordinate_eval.coordinator.incidents.causes import find
 from coordinate_eval.coordinator.incidents.incident import read_incidents
-from coordinate_eval.coordinator.incidents.judge import find
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name

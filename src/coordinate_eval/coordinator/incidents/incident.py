@@ -1,6 +1,6 @@
 """`incidents/<job>.json`: what went wrong with one job, and why. Written once, and read by all.
 
-`observe.py` finds incidents, `judge.py` adds the cause, and `remedies.py` says what follows.
+`observe.py` finds incidents, `causes.py` adds the cause, and `remedies.py` says what follows.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import TrialCause
+from coordinate_eval.coordinator.run.records import TrialError
 from coordinate_eval.diagnosis.cause import UNKNOWN, Cause, Remedy
 from coordinate_eval.errors import RecordError
 from coordinate_eval.records import Record
@@ -61,7 +61,7 @@ class Incident(Record):
     before_work: bool = Field(
         default=False, description="its log says nothing of items or answers: it had no work yet"
     )
-    said: TrialCause | None = Field(default=None, description="a trial's own word for its error")
+    said: TrialError | None = Field(default=None, description="a trial's own word for its error")
     sequences: int = Field(default=0, description="that its engine ran at once")
     cause: Cause | None = Field(default=None, description="by the rules; null until it is judged")
 

@@ -20,7 +20,7 @@ from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.incidents.incident import Incident, keeper_id, read_incidents
 from coordinate_eval.coordinator.run.claiming.claims import (
     OF_DATASETS,
-    Cause,
+    ClaimEnd,
     Ledger,
     LedgerName,
     OpenClaim,
@@ -104,7 +104,7 @@ _LEFT: Mapping[LedgerName, str] = {
 """Work that a dead job leaves undone, by ledger."""
 
 
-def claim_end(end: End) -> Cause:
+def claim_end(end: End) -> ClaimEnd:
     """Return why the claims of a job are over that ended in this way without giving them back.
 
     An end that the scheduler does not explain counts as the work's fault, so that no work that ends

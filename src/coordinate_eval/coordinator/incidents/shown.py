@@ -8,8 +8,8 @@ from typing import NamedTuple
 from coordinate_eval import _files
 from coordinate_eval._format import duration, plural
 from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided, suspected_nodes
+from coordinate_eval.coordinator.incidents.causes import cause_of, find
 from coordinate_eval.coordinator.incidents.incident import Incident, read_incidents
-from coordinate_eval.coordinator.incidents.judge import cause_of, find
 from coordinate_eval.coordinator.incidents.observe import failed_jobs, recorded
 from coordinate_eval.coordinator.incidents.remedies import lighter_load
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers

@@ -326,7 +326,7 @@ class StageProgress(Record):
     log: str = Field(default="", description="absolute path of the job's log, if it has one")
 
 
-TrialCause = Literal["input", "engine start", "out of memory", "node", "other"]
+TrialError = Literal["input", "engine start", "out of memory", "node", "other"]
 """Why a trial failed; "node" is for what its machine or storage does."""
 
 
@@ -351,7 +351,7 @@ class TrialProgress(Record):
     )
     message: str = Field(default="", description="why it failed, or ended early")
     sequences: int = Field(default=0, description="that its engine may run at once")
-    cause: TrialCause | None = Field(
+    cause: TrialError | None = Field(
         default=None, description="of a failure; bad input fails in every trial"
     )
     log: str = Field(default="", description="absolute path of the job's log, if it has one")

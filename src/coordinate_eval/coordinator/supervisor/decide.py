@@ -33,8 +33,8 @@ from coordinate_eval.coordinator.supervisor.values import (
     Cancel,
     EndHung,
     Facts,
+    FindCauses,
     Finish,
-    Judge,
     Release,
     Revoke,
 )
@@ -42,7 +42,7 @@ from coordinate_eval.coordinator.supervisor.values import (
 MOST_LOGS = 32
 """Logs that are read between two polls: each takes a fraction of a second."""
 
-_ORDER = ((Cancel,), (Judge,), (Release, EndHung, Revoke))
+_ORDER = ((Cancel,), (FindCauses,), (Release, EndHung, Revoke))
 
 
 def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
@@ -109,7 +109,7 @@ def _orphaned_claims(facts: Facts) -> list[Revoke]:
 def _unjudged(facts: Facts) -> list[Action]:
     """Have the causes of new incidents found, a few of them at once."""
     some = tuple(facts.observed[:MOST_LOGS])
-    return [Judge(some)] if some else []
+    return [FindCauses(some)] if some else []
 
 
 def _submitted_twice(run: Run, facts: Facts) -> list[Action]:

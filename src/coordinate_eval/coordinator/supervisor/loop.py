@@ -14,7 +14,8 @@ from coordinate_eval import _files
 from coordinate_eval._clock import Clock, SystemClock, growing
 from coordinate_eval._format import plural
 from coordinate_eval.clusters.protocol import Cluster, State, TaskStatus
-from coordinate_eval.coordinator.incidents import judge, remedies
+from coordinate_eval.coordinator.incidents import remedies
+from coordinate_eval.coordinator.incidents.causes import Causes
 from coordinate_eval.coordinator.prompts.request_cache import link_found
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.run import jobs
@@ -40,8 +41,8 @@ from coordinate_eval.coordinator.supervisor.values import (
     Cancel,
     EndHung,
     Facts,
+    FindCauses,
     Finish,
-    Judge,
     MakePlan,
     NewRound,
     Release,
@@ -111,7 +112,7 @@ class Supervisor:
         self._cores = self._run.settings.local.cores if cluster.local else None
         self._estimated: frozenset[str] = frozenset()
         self._silence = Silence(run_dir, clock)
-        self._judge = judge.Judge(run_dir, self._run.settings, tell)
+        self._causes = Causes(run_dir, self._run.settings, tell)
         self._others = OtherRuns(run_dir, self._run, cluster, clock)
         self._submitter = Submitter(
             run_dir,
@@ -311,11 +312,11 @@ class Supervisor:
             self._cluster.cancel(list(action.job_ids))
             self._silence.begins_again(*action.job_ids)
         elif isinstance(action, EndHung):
-            self._judge.record([action.incident])
+            self._causes.record([action.incident])
             self._cluster.cancel(list(action.job_ids))
             self._silence.begins_again(action.incident.job, *action.job_ids)
-        elif isinstance(action, Judge):
-            self._judge.record(action.incidents)
+        elif isinstance(action, FindCauses):
+            self._causes.record(action.incidents)
             return True
         elif isinstance(action, Revoke):
             said = remedies.revoke(self._dir, self._run, action.ledger, action.claim, action.end)

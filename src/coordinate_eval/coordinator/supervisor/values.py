@@ -230,8 +230,8 @@ class Revoke:
 
 
 @dataclass(frozen=True)
-class Judge:
-    """Judge incidents and write them."""
+class FindCauses:
+    """FindCauses incidents and write them."""
 
     incidents: tuple[Incident, ...]
 
@@ -275,4 +275,4 @@ class Finish:
     why: str = field(default="")
 
 
-Action = Submit | Cancel | Revoke | Judge | EndHung | Release | MakePlan | NewRound | Finish
+Action = Submit | Cancel | Revoke | FindCauses | EndHung | Release | MakePlan | NewRound | Finish

@@ -14,6 +14,11 @@ from typing import Any
 
 from coordinate_eval import _files, _job_log
 from coordinate_eval.clusters.protocol import INDEX_VARIABLE, NODE_VARIABLE
+from coordinate_eval.coordinator.incidents.causes import (
+    Failure,
+    TrialErrors,
+    cause_of_error,
+)
 from coordinate_eval.coordinator.incidents.incident import read_incidents
 from coordinate_eval.coordinator.incidents.remedies import lighter_load
 from coordinate_eval.coordinator.planning.places.degrees import whole_experts
@@ -28,11 +33,6 @@ from coordinate_eval.coordinator.run.records import (
     ANY_NODE,
     TrialProgress,
     read_run,
-)
-from coordinate_eval.coordinator.workers.errors_of_trials import (
-    Failure,
-    TrialErrors,
-    cause_of_error,
 )
 from coordinate_eval.coordinator.workers.on_node import engine_cache
 from coordinate_eval.coordinator.workers.on_node.arrival import Arrival

@@ -14,7 +14,7 @@ from coordinate_eval import _files, _user_files
 from coordinate_eval._format import plural, size, visible
 from coordinate_eval.coordinator.cli.inquire.runs import open_to_show
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
-from coordinate_eval.coordinator.incidents.judge import learned_file, read_rules
+from coordinate_eval.coordinator.incidents.causes import learned_file, read_rules
 from coordinate_eval.coordinator.incidents.shown import FailedJob, diagnose_run
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.report.results import why_incomplete

@@ -51,7 +51,7 @@ OF_DATASETS: frozenset[LedgerName] = frozenset({"requests", "results", "estimate
 
 LEDGERS: tuple[LedgerName, ...] = get_args(LedgerName)
 
-Cause = Literal["released", "lost", "died", "given up", "doubled"]
+ClaimEnd = Literal["released", "lost", "died", "given up", "doubled"]
 """Why an attempt is over, in this order: its owner gave the span back; was ended by something that
 is no work's fault, such as a preemption; died; found that what is left of the span ends every
 owner; or is so slow that another one makes the next attempt meanwhile. Only deaths count against
@@ -77,7 +77,7 @@ class Claim(Record):
 class Revocation(Record):
     """The end of an attempt that published nothing: its owner gave the span back, or ended."""
 
-    cause: Cause
+    cause: ClaimEnd
     time: float
     end: End | None = Field(default=None, description="of the owner's task, if it has ended")
     items: list[int] = Field(default=[], description="that are given up")
@@ -265,7 +265,7 @@ class Ledger:
         self,
         span: Span,
         attempt: int,
-        cause: Cause,
+        cause: ClaimEnd,
         end: End | None = None,
         items: Iterable[int] = (),
     ) -> None:
@@ -371,7 +371,7 @@ class AttemptWriter:
             self.close()
             self._path.unlink(missing_ok=True)
 
-    def give_back(self, cause: Cause, items: Iterable[int] = ()) -> None:
+    def give_back(self, cause: ClaimEnd, items: Iterable[int] = ()) -> None:
         """End the attempt. Its lines stay, for whoever claims the span next.
 
         `items` are those that are given up.

@@ -78,30 +78,8 @@ def next_round(
     window = run.limits.gpu_window
     if window is not None and window.start > now and window.minutes_before(now) is None:
         raise UserError(f"{window.why} takes all nodes soon, so the run waits until it is over")
-    nodes, busy = available
-    usable = [node for node in nodes if node.gpu_type == run.gpu_type]
     trials = min(trials, len(left))
-    limits = {"max_gpus": trials * run.tensor_parallel}
-    most = most_nodes(run.settings)
-    if most is not None and held:
-        if len(held) >= most:
-            usable = [node for node in usable if node.name in held]
-        limits["max_nodes"] = max(1, most - len(held))
-    usable.sort(key=lambda node: node.name not in held)
-    settings = run.settings.model_copy(update=limits)
-    try:
-        chosen = _with_room(run, settings, usable, busy, vain, queue=queue)
-    except NoFreeGpu:
-        if not queue:
-            raise
-        chosen = [
-            NodeCapacity(
-                name=ANY_NODE,
-                gpus=trials * run.tensor_parallel,
-                gpu_type=run.gpu_type,
-                trials=trials,
-            )
-        ]
+    chosen = _choose(run, available, trials, held, vain, queue=queue)
     chosen = within(chosen, run.tensor_parallel)
     return make_round(
         run,
@@ -114,6 +92,38 @@ def next_round(
         short_rounds=short_rounds,
         beside=beside,
     )
+
+
+def _choose(
+    run: Run,
+    available: tuple[Sequence[Node], Sequence[Busy]],
+    trials: int,
+    held: Set[str],
+    vain: Set[str],
+    *,
+    queue: bool,
+) -> list[NodeCapacity]:
+    """Return the nodes for so many trials, or with `queue` a stand-in for any of them.
+
+    The other arguments, and errors, are those of `next_round`.
+    """
+    nodes, busy = available
+    usable = [node for node in nodes if node.gpu_type == run.gpu_type]
+    limits = {"max_gpus": trials * run.tensor_parallel}
+    most = most_nodes(run.settings)
+    if most is not None and held:
+        if len(held) >= most:
+            usable = [node for node in usable if node.name in held]
+        limits["max_nodes"] = max(1, most - len(held))
+    usable.sort(key=lambda node: node.name not in held)
+    settings = run.settings.model_copy(update=limits)
+    try:
+        return _with_room(run, settings, usable, busy, vain, queue=queue)
+    except NoFreeGpu:
+        if not queue:
+            raise
+    gpus = trials * run.tensor_parallel
+    return [NodeCapacity(name=ANY_NODE, gpus=gpus, gpu_type=run.gpu_type, trials=trials)]
 
 
 def _with_room(
