@@ -1,6 +1,7 @@
 """The facts of a run at a poll: its files, the scheduler's answer, and the pace of its engines."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import fields
 from statistics import median
 
 from coordinate_eval import _files
@@ -34,7 +35,14 @@ from coordinate_eval.coordinator.run.records import (
     TrialProgress,
 )
 from coordinate_eval.coordinator.run.rounds import read_rounds, read_trials_of
-from coordinate_eval.coordinator.supervisor.values import Facts, NodeKey
+from coordinate_eval.coordinator.supervisor.values import (
+    Facts,
+    NodeKey,
+    PollFacts,
+    RoundFacts,
+    TroubleFacts,
+    WorkFacts,
+)
 from coordinate_eval.records import Span
 
 
@@ -51,80 +59,101 @@ def gather_facts(
 
     Claims must be read after the poll: then no living owner of a claim is missing from it.
     """
-    # Of a dataset that is scored or given up nothing is left to be done.
-    left = {dataset.name for dataset in unscored_datasets(run_dir, run)}
-    spans = [shard.span for shard in run.shards if shard.dataset in left]
-    outputs = Ledger(run_dir, "outputs")
-    unpublished = outputs.unpublished(spans)
-    rounds = list(read_rounds(run_dir))
-    released = {
-        (round_.number, node.name)
-        for round_ in rounds
-        for node in round_.nodes
-        if run_dir.released(round_.number, node.name).exists()
-    }
-    going_on = [round_ for round_ in rounds if _goes_on(run, round_, released, tasks)]
-    stages: dict[NodeKey, StageProgress] = {}
-    for round_ in going_on:
-        for node in round_.nodes:
-            path = run_dir.stage(round_.number, node.name)
-            stage = _files.read_record_if_there(path, StageProgress)
-            if stage is not None:
-                stages[round_.number, node.name] = stage
-    trials = {round_.number: list(read_trials_of(run_dir, round_)) for round_ in rounds}
-    open_claims = [
-        (name, claim)
-        for name in LEDGERS
-        for claim in Ledger(run_dir, name).open_claims(
-            span for span in all_spans(run, name) if span.dataset in left
-        )
-    ]
-    incidents, known = read_incidents(run_dir), recorded(run_dir)
-    of_going_on = {round_.number: trials[round_.number] for round_ in going_on}
-    idle = count_idle_rounds(run_dir, run, rounds, now)
-    in_work = [claim.span for name, claim in open_claims if name == "outputs"]
-    return Facts(
+    poll = PollFacts(
         now=now,
-        cancelled=run_dir.cancelled.exists(),
-        rounds=going_on,
-        asked=rounds[-1].created if rounds else 0.0,
-        submitted={s.job.name: s for s in read_submitted(run_dir)},
         tasks=tasks,
-        stages=stages,
-        released=frozenset(released),
+        submitted={s.job.name: s for s in read_submitted(run_dir)},
+        cancelled=run_dir.cancelled.exists(),
+    )
+    work = _work(run_dir, run)
+    rounds = _rounds(run_dir, run, poll, work)
+    parts = (poll, work, rounds, _troubles(run_dir, run, poll, rounds))
+    return Facts(
+        **{each.name: getattr(part, each.name) for part in parts for each in fields(part)},
+        idle_arrays=idle_arrays,
+        cores=cores,
+        judge=_files.read_record_if_there(run_dir.judge, JudgeProgress),
+    )
+
+
+def _work(run_dir: RunDir, run: Run) -> WorkFacts:
+    """Return what is left of the work. Of a dataset that is scored or given up nothing is."""
+    left = {dataset.name for dataset in unscored_datasets(run_dir, run)}
+    outputs = Ledger(run_dir, "outputs")
+    unpublished = outputs.unpublished(s.span for s in run.shards if s.dataset in left)
+    return WorkFacts(
         unpublished=unpublished,
-        claimable={
-            "outputs": outputs.claimable(unpublished),
-            **_claimable(run_dir, run),
-        },
-        open_claims=open_claims,
+        claimable={"outputs": outputs.claimable(unpublished), **_claimable(run_dir, run)},
+        open_claims=[
+            (name, claim)
+            for name in LEDGERS
+            for claim in Ledger(run_dir, name).open_claims(
+                span for span in all_spans(run, name) if span.dataset in left
+            )
+        ],
         claims_with_second_attempt=outputs.claims_with_second_attempt(unpublished),
         unbuilt=len(Ledger(run_dir, "requests").unpublished(all_spans(run, "requests"))),
         unbuildable=unbuildable(run_dir),
         unscored=len(left),
-        idle_rounds=idle.rounds,
-        idle_arrays=idle_arrays,
-        cores=cores,
-        fruitless_rounds=_count_fruitless(trials),
-        most_trials=max(
-            (max(r.most_trials, sum(n.trials for n in r.nodes)) for r in rounds[:1]), default=0
-        ),
-        ready_seconds=ready_seconds(run, trials, stages),
-        pace=pace(run, trials, unpublished, in_work),
-        waits=idle.waits,
-        answered=any(trial.responses for group in trials.values() for trial in group),
+    )
+
+
+def _rounds(run_dir: RunDir, run: Run, poll: PollFacts, work: WorkFacts) -> RoundFacts:
+    """Return the rounds that go on, and what came of all of them."""
+    rounds = list(read_rounds(run_dir))
+    released = frozenset(
+        (round_.number, node.name)
+        for round_ in rounds
+        for node in round_.nodes
+        if run_dir.released(round_.number, node.name).exists()
+    )
+    going_on = [round_ for round_ in rounds if _goes_on(run, round_, released, poll.tasks)]
+    stages = {
+        (round_.number, node.name): stage
+        for round_ in going_on
+        for node in round_.nodes
+        if (path := run_dir.stage(round_.number, node.name))
+        and (stage := _files.read_record_if_there(path, StageProgress)) is not None
+    }
+    trials = {round_.number: list(read_trials_of(run_dir, round_)) for round_ in rounds}
+    idle = count_idle_rounds(run_dir, run, rounds, poll.now)
+    in_work = [claim.span for name, claim in work.open_claims if name == "outputs"]
+    most = (max(r.most_trials, sum(n.trials for n in r.nodes)) for r in rounds[:1])
+    return RoundFacts(
+        rounds=going_on,
+        released=released,
+        stages=stages,
+        trials={t.trial: t for round_ in going_on for t in trials[round_.number]},
         last=_last(run_dir, rounds, trials),
+        asked=rounds[-1].created if rounds else 0.0,
+        answered=any(trial.responses for group in trials.values() for trial in group),
+        idle_rounds=idle.rounds,
+        waits=idle.waits,
+        fruitless_rounds=_count_fruitless(trials),
+        most_trials=max(most, default=0),
+        ready_seconds=ready_seconds(run, trials, stages),
+        pace=pace(run, trials, work.unpublished, in_work),
+    )
+
+
+def _troubles(run_dir: RunDir, run: Run, poll: PollFacts, rounds: RoundFacts) -> TroubleFacts:
+    """Return what has gone wrong: what is written, and what is seen now."""
+    incidents, known = read_incidents(run_dir), recorded(run_dir)
+    kinds = {each.kind for each in incidents if isinstance(each.kind, Pullers)}
+    trials = {
+        round_.number: [
+            rounds.trials[name] for name, _ in jobs.trials_of(round_) if name in rounds.trials
+        ]
+        for round_ in rounds.rounds
+    }
+    return TroubleFacts(
         incidents=incidents,
-        worked=kinds_that_worked(
-            run_dir, run, {each.kind for each in incidents if isinstance(each.kind, Pullers)}
-        ),
+        worked=kinds_that_worked(run_dir, run, kinds),
         observed=[
-            *dead_pullers(run_dir, run, tasks, now, known),
-            *failed_jobs(run_dir, now, known),
-            *silent_ends(tasks, of_going_on, now, known),
+            *dead_pullers(run_dir, run, poll.tasks, poll.now, known),
+            *failed_jobs(run_dir, poll.now, known),
+            *silent_ends(poll.tasks, trials, poll.now, known),
         ],
-        judge=_files.read_record_if_there(run_dir.judge, JudgeProgress),
-        trials={trial.trial: trial for group in of_going_on.values() for trial in group},
     )
 
 

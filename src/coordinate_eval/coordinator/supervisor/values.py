@@ -34,86 +34,110 @@ class Quiet(NamedTuple):
     """Whether it has ever given one."""
 
 
-@dataclass(frozen=True)
-class Facts:
-    """The state of a run: its directory and one poll. Times are seconds since the epoch.
-
-    Attributes:
-        now: time of the poll.
-        cancelled: the user has cancelled the run.
-        rounds: those whose jobs have not all ended, in order.
-        asked: when the last round began, 0 before the first.
-        submitted: jobs by name, those that the scheduler refused included.
-        tasks: the answer to the poll.
-        stages: progress of the keepers of these rounds, by round and node.
-        released: nodes of these rounds whose weights nobody needs any more.
-        unpublished: shards without published responses.
-        claimable: spans that a job can claim now, by ledger; in "outputs" by a trial.
-        open_claims: on spans of all ledgers.
-        claims_with_second_attempt: on shards, of owners that may go on beside one.
-        stuck: seconds for which this supervisor has known that nothing starts by itself.
-        unbuilt: datasets with neither requests nor an error, while the run has no plan.
-        unbuildable: datasets whose requests cannot be built.
-        unscored: datasets with neither results nor an error.
-        idle_rounds: last rounds in a row without any response.
-        idle_arrays: last arrays of pullers in a row that did nothing, by kind.
-        waits: last rounds in a row without a response that do not count: no trial of them began, or
-            storage or a server was away.
-        fruitless_rounds: last rounds in a row of which no trial has answered, though others may.
-        most_trials: those of the first round, which the plan is for, or that it would be for had
-            more GPUs been free.
-        job_limit: trials of this run have waited in vain at a limit on how many jobs run at once.
-        ready_seconds: from the submission of a trial until its engine answers, as seen in this run,
-            else as predicted.
-        pace: GPU seconds for a predicted one, as seen in this run; None before the first response.
-        answered: a trial of this run has ever answered.
-        last: the last round with its trials that have begun, if it began since the last resume.
-        incidents: all since the last resume, the last ones last.
-        worked: kinds of pullers with incidents of which a job has done something by now.
-        observed: what has gone wrong and is neither judged nor written yet.
-        cores: of this machine, if all jobs of the run share it.
-        judge: how far the judge is, None before it is asked.
-        trials: progress of the trials of these rounds that have begun.
-        silent: seconds since the last sign of life of each trial whose task runs.
-        due: seconds after which an answer of each dataset is due.
-        quiet: build, metric, judge's and scoring jobs whose task runs, by the id that cancels it.
-    """
+@dataclass(frozen=True, kw_only=True)
+class PollFacts:
+    """What the scheduler knows, and what it was asked for."""
 
     now: float
-    cancelled: bool
-    rounds: Sequence[Round]
-    asked: float
-    submitted: Mapping[str, Submitted]
+    """Time of the poll, in seconds since the epoch."""
     tasks: list[TaskStatus]
-    stages: Mapping[NodeKey, StageProgress]
-    released: frozenset[NodeKey]
+    """The answer to the poll."""
+    submitted: Mapping[str, Submitted]
+    """Jobs by name, those that the scheduler refused included."""
+    cancelled: bool
+    """The user has cancelled the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkFacts:
+    """What is left of a run's work, and who works at it."""
+
     unpublished: list[Span]
+    """Shards without published responses."""
     claimable: Mapping[LedgerName, list[Span]]
+    """Spans that a job can claim now, by ledger; in "outputs" by a trial."""
     open_claims: list[tuple[LedgerName, OpenClaim]]
-    unbuilt: int
-    unbuildable: list[str]
-    unscored: int
-    idle_rounds: int
-    idle_arrays: Mapping[Pullers, int]
-    waits: int = 0
-    answered: bool = False
-    last: tuple[Round, Sequence[TrialProgress]] | None = None
-    incidents: Sequence[Incident] = ()
-    worked: frozenset[Pullers] = frozenset()
-    observed: Sequence[Incident] = ()
-    fruitless_rounds: int = 0
-    most_trials: int = 0
-    job_limit: bool = False
-    ready_seconds: float = 0.0
-    pace: float | None = None
-    cores: int | None = None
-    judge: JudgeProgress | None = None
-    trials: Mapping[str, TrialProgress] = field(default_factory=dict)
+    """On spans of all ledgers."""
     claims_with_second_attempt: Sequence[OpenClaim] = ()
+    """On shards, of owners that may go on beside a second one."""
+    unbuilt: int
+    """Datasets with neither requests nor an error, while the run has no plan."""
+    unbuildable: list[str]
+    """Datasets whose requests cannot be built."""
+    unscored: int
+    """Datasets with neither results nor an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundFacts:
+    """The rounds of a run: those whose jobs have not all ended, and what came of all."""
+
+    rounds: Sequence[Round]
+    """Those that go on, in order. `released`, `stages` and `trials` are theirs."""
+    released: frozenset[NodeKey]
+    """Nodes whose weights nobody needs any more."""
+    stages: Mapping[NodeKey, StageProgress]
+    """Progress of keepers, by round and node."""
+    trials: Mapping[str, TrialProgress] = field(default_factory=dict)
+    """Progress of the trials that have begun."""
+    last: tuple[Round, Sequence[TrialProgress]] | None = None
+    """The last round with its trials that have begun, if it began since the last resume."""
+    asked: float
+    """When the last round began, 0 before the first."""
+    answered: bool = False
+    """A trial of this run has ever answered."""
+    idle_rounds: int
+    """Last rounds in a row without any response."""
+    waits: int = 0
+    """Last rounds in a row without a response that do not count: see `remedies.py`."""
+    fruitless_rounds: int = 0
+    """Last rounds in a row in which no trial has answered, though others may."""
+    most_trials: int = 0
+    """Trials that the plan has, or that it would have had more GPUs been free."""
+    ready_seconds: float = 0.0
+    """From the submission of a trial until its engine answers: as seen here, else predicted."""
+    pace: float | None = None
+    """GPU seconds for a predicted one, as seen in this run; None before the first response."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TroubleFacts:
+    """What has gone wrong since the last resume."""
+
+    incidents: Sequence[Incident] = ()
+    """Those that are written, the last ones last."""
+    worked: frozenset[Pullers] = frozenset()
+    """Kinds of pullers with incidents of which a job has done something by now."""
+    observed: Sequence[Incident] = ()
+    """What is neither judged nor written yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryFacts:
+    """What only this supervisor knows, since it began."""
+
+    idle_arrays: Mapping[Pullers, int]
+    """Last arrays of pullers in a row that did nothing, by kind."""
+    cores: int | None = None
+    """Of this machine, if all jobs of the run share it."""
+    job_limit: bool = False
+    """Trials have waited in vain at a limit on how many jobs run at once."""
     stuck: float = 0.0
+    """Seconds for which it has known that nothing starts by itself."""
     silent: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since the last sign of life of each trial whose task runs."""
     due: Mapping[str, float] = field(default_factory=dict)
+    """Seconds after which an answer of each dataset is due."""
     quiet: Mapping[str, Quiet] = field(default_factory=dict)
+    """Build, metric, judge's and scoring jobs whose task runs, by the id that cancels it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts(PollFacts, WorkFacts, RoundFacts, TroubleFacts, MemoryFacts):
+    """The state of a run: its directory, one poll, and what its supervisor remembers."""
+
+    judge: JudgeProgress | None = None
+    """How far the judge is, None before it is asked."""
 
     def running_trials(self, run: Run) -> dict[str, tuple[NodeKey, TaskStatus]]:
         """Return the trials that have not ended and whose tasks run, with their round and node."""
