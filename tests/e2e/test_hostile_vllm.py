@@ -8,8 +8,8 @@ from tests.hostile.processes import assert_read, read_by
 from tests.tiny import need
 
 HERE = ("tokenizer elsewhere", "own model", "nested map", "adapter", "pickles", "kernels")
-IN_CHILDREN = ("tokenizer map", "drafts")
-"""Fewer: each takes the start of two more processes."""
+IN_CHILDREN = ("drafts",)
+"""One: each takes the start of two more processes."""
 
 
 @pytest.fixture(scope="module")

@@ -100,21 +100,6 @@ def test_the_doctor_sees_the_cluster(caller: Workspace, servers: Servers) -> Non
         assert "runs_dir" in {finding["check"] for finding in each["findings"]}
 
 
-def test_a_run_goes_on_by_itself_on_all_nodes(
-    caller: Workspace, servers: Servers, expected: dict[str, Any]
-) -> None:
-    run, names, pause = caller.folder / "on all nodes", servers.names(), caller.pause("all nodes")
-    done = caller.call(*asked(caller, run, *pause.args, "--nodes", ",".join(names)))
-    assert Path(done.stdout.strip()) == run
-    until(lambda: {trial.node for trial in trials(run)} == {*names}, "a trial on each node", run)
-    shown = json.loads(caller.call("status", run, "--json").stdout)
-    assert any(job["what"].startswith("super") for job in shown["jobs"])
-    pause.end()
-    assert scores(run) == expected
-    nothing_runs(run)
-    memory_is_empty(caller, servers)
-
-
 def test_a_supervisor_is_started_again_and_a_run_cancelled(
     caller: Workspace, servers: Servers
 ) -> None:
@@ -159,10 +144,15 @@ def test_a_job_that_fails_has_failed(cluster: RayCluster, tmp_path: Path) -> Non
         assert trial.ended(script) == {End.FAILED}
 
 
-def test_a_node_is_lost(caller: Workspace, servers: Servers, expected: dict[str, Any]) -> None:
-    run, pause = caller.folder / "node lost", caller.pause("node lost")
-    caller.call(*asked(caller, run, *pause.args, "--nodes", ",".join(servers.names())))
-    begun(run)
+def test_a_run_goes_on_by_itself_though_a_node_is_lost(
+    caller: Workspace, servers: Servers, expected: dict[str, Any]
+) -> None:
+    run, names, pause = caller.folder / "node lost", servers.names(), caller.pause("node lost")
+    done = caller.call(*asked(caller, run, *pause.args, "--nodes", ",".join(names)))
+    assert Path(done.stdout.strip()) == run
+    until(lambda: {trial.node for trial in trials(run)} == {*names}, "a trial on each node", run)
+    shown = json.loads(caller.call("status", run, "--json").stdout)
+    assert any(job["what"].startswith("super") for job in shown["jobs"])
     servers.kill(trials(run)[0].node)
     pause.end()
     assert scores(run) == expected

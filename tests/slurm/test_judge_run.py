@@ -69,14 +69,13 @@ def test_a_suite_with_a_judge_of_one_s_own(judged: Path) -> None:
     check(judged, "a judge")
 
 
-@pytest.mark.parametrize("what", ["_judge", "_serve"])
-def test_what_answers_is_killed(workspace: Workspace, judge: Path, judged: Path, what: str) -> None:
+def test_a_server_is_killed_that_answers(workspace: Workspace, judge: Path, judged: Path) -> None:
     for folder in (workspace.folder / "cache").glob("judged-*"):
         shutil.rmtree(folder)  # it has answered nothing yet
-    pause = workspace.pause(f"killed {what}")
-    run = submit(workspace, f"killed {what}", judge, pause)
+    pause = workspace.pause("killed")
+    run = submit(workspace, "killed", judge, pause)
     answering(run)
-    kill(processes(what, str(run)))
+    kill(processes("_serve", str(run)))
     pause.end()
     assert scores(run) == scores(judged)
     check(run, "a judge")

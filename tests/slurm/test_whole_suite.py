@@ -12,6 +12,7 @@ from tests.dev_cluster import DevCluster
 from tests.judges import Judge, Reply, says
 from tests.languages import need
 from tests.problems import LANGUAGES, PROBLEMS, humaneval_x
+from tests.random_examples import LONG
 from tests.runs import TASKS, Workspace, results
 from tests.slurm.runs import FOUR_TASKS, all_gone
 
@@ -19,6 +20,8 @@ pytest.importorskip("lm_eval")
 
 from coordinate_eval.coordinator.inputs.suites.suite_yaml import shipped_folder
 
+COMPILED = LANGUAGES if LONG else ("cpp", "js")
+"""Languages whose libraries take no time to compile, in a short run."""
 JUDGED = {"mt_bench": 2, "vicuna_bench": 1, "arena_hard": 2}
 """How often each question is asked: two turns, one, and two games."""
 SHORT = {"max_gen_toks": 64}
@@ -82,7 +85,7 @@ class Data:
             self._task(name, shipped, dataset_kwargs={"data_files": paths})
             judged = {"name": name, "rubric": name, "chat_template": True}
             datasets.append({"task": f"own_{name}", "gen_kwargs": SHORT, **judged})
-        for language in LANGUAGES:
+        for language in COMPILED:
             rows = [humaneval_x(problem, language) for problem in PROBLEMS[:1]]
             local = self._written(f"{language}.jsonl", rows)
             self._task(
@@ -90,7 +93,7 @@ class Data:
                 dataset_kwargs={"data_files": {"test": local}},
             )  # fmt: skip
         group = yaml.safe_load((shipped / "humaneval_x.yaml").read_text())
-        group |= {"group": "own_x", "task": [f"own_{name}" for name in group["task"]]}
+        group |= {"group": "own_x", "task": [f"own_humaneval_x_{name}" for name in COMPILED]}
         (folder / "own_x.yaml").write_text(yaml.safe_dump(group))
         datasets.append({"name": "humaneval_x", "task": "own_x", "gen_kwargs": SHORT})
         content = {"include_path": [str(TASKS), str(folder)], "datasets": datasets}
@@ -112,7 +115,7 @@ class Data:
 def test_datasets_with_judges_and_compilers_are_scored_beside_others(
     slurm_cluster: DevCluster, tmp_path: Path
 ) -> None:
-    for language in LANGUAGES:
+    for language in COMPILED:
         need(language)
     user, data = Workspace(tmp_path), Data(tmp_path)
     with Judge(judge, models=["judge"]) as server:

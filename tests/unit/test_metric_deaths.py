@@ -65,7 +65,7 @@ def answer(run_dir: RunDir, attempt: int, deadly: set[str], lines: int) -> int:
     deadly=st.sets(st.sampled_from(NAMES)),
     deaths=st.lists(st.integers(1, 400), max_size=MAX_DEATHS - 1),
 )
-@examples(15)
+@examples(8)
 def test_nothing_is_lost_and_nothing_doubled(deadly: set[str], deaths: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = RunDir(Path(folder))

@@ -36,7 +36,7 @@ from coordinate_eval.records import Shard
 
 
 @given(COSTS, CAPACITIES)
-@examples(150)
+@examples(60)
 def test_every_item_is_in_exactly_one_shard(costs: list[Cost], capacity: Capacity) -> None:
     made = plan_of(costs, capacity)
     for cost in costs:
@@ -51,7 +51,7 @@ def test_every_item_is_in_exactly_one_shard(costs: list[Cost], capacity: Capacit
 
 
 @given(st.one_of(COSTS, SCORED), CAPACITIES)
-@examples(200)
+@examples(80)
 def test_an_estimate_can_be_replayed_and_is_never_under_the_bound(
     costs: list[Cost], capacity: Capacity
 ) -> None:
@@ -65,7 +65,7 @@ def test_an_estimate_can_be_replayed_and_is_never_under_the_bound(
 
 
 @given(COSTS, CAPACITIES)
-@examples(50)
+@examples(25)
 def test_trials_stay_within_nodes(costs: list[Cost], capacity: Capacity) -> None:
     made = plan_of(costs, capacity)
     for node in capacity.nodes:
@@ -75,7 +75,7 @@ def test_trials_stay_within_nodes(costs: list[Cost], capacity: Capacity) -> None
 
 
 @given(st.one_of(COSTS, SCORED), CAPACITIES)
-@examples(150)
+@examples(60)
 def test_never_worse_than_dealing_sorted_datasets_round_robin(
     costs: list[Cost], capacity: Capacity
 ) -> None:
@@ -113,7 +113,7 @@ def round_robin(made: Plan, capacity: Capacity) -> float:
 
 
 @given(COSTS, CAPACITIES, st.integers(1, 8))
-@examples(100)
+@examples(50)
 def test_another_node_does_no_harm(costs: list[Cost], capacity: Capacity, trials: int) -> None:
     # Unless it takes a part of the storage that the others read from.
     capacity = capacity.model_copy(update={"storage_shared": 0.0})

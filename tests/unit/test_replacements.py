@@ -171,7 +171,7 @@ def test_never_too_many_and_never_for_nothing(
 
 @pytest.mark.parametrize("lives", [True, False])
 @given(st.data())
-@examples(50)
+@examples(20)
 def test_rounds_come_to_an_end_whatever_is_lost(lives: bool, data: st.DataObject) -> None:
     """Trials do a shard in 10 s; some are lost at any time; rounds are started as decided."""
     left, running, now, asked_at, rounds = len(SHARDS), 32, 0.0, 0.0, 1
