@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 
 import yaml
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
-from coordinate_eval.coordinator.cli.app import app
+from coordinate_eval.coordinator.cli.app import app, with_default_command
 from coordinate_eval.errors import CoordinateError
 from tests.runs import Workspace
 from tests.tiny import tiny_model
@@ -51,6 +51,14 @@ def refused(user: Workspace, *args: object, words: tuple[str, ...], **environ: s
     assert_clear(done.stderr, words)
     assert everything(user.folder) == before
     return done.stderr
+
+
+def called_here(user: Workspace, *args: object, **environ: str) -> Result:
+    """Call a command within this process, which takes no second to start; it succeeds."""
+    given = with_default_command(list(map(str, args)))
+    done = CliRunner().invoke(app, given, env=user.environ | environ)
+    assert done.exit_code == 0, f"{done.output}\n{done.exception!r}"
+    return done
 
 
 def refused_here(user: Workspace, *args: object, words: tuple[str, ...], **environ: str) -> None:

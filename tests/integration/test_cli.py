@@ -77,7 +77,7 @@ def malicious(folder: Path) -> Path:
 def test_bad_checkpoints_are_refused(
     user: Workspace, spoil: Callable[[Path], Path], words: tuple[str, ...], tmp_path: Path
 ) -> None:
-    refused(user, *dry(user, checkpoint=spoil(tmp_path)), words=words)
+    refused_here(user, *dry(user, checkpoint=spoil(tmp_path)), words=words)
     assert not (tmp_path / "it ran").exists()
 
 
@@ -99,7 +99,7 @@ def test_bad_suites_are_refused(
 ) -> None:
     suite = tmp_path / "su ite.yaml"
     suite.write_text(text)
-    refused(user, *dry(user, "--suite", suite), words=("su ite.yaml", *words)[-len(words) :])
+    refused_here(user, *dry(user, "--suite", suite), words=words)
 
 
 def test_a_task_without_items_is_refused(user: Workspace, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_task_without_items_is_refused(user: Workspace, tmp_path: Path) -> Non
     )
     suite = tmp_path / "suite.yaml"
     suite.write_text(f"include_path: ['{tmp_path}']\ndatasets: [hollow]\n")
-    refused(user, *dry(user, "--suite", suite), words=("hollow",))
+    refused_here(user, *dry(user, "--suite", suite), words=("hollow",))
 
 
 @pytest.mark.parametrize(

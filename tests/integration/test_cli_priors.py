@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.command_line import called_here
 from tests.observed import DATASETS, DAY, NOW, on, run_of
 from tests.runs import Workspace
 from tests.tiny import tiny_model
@@ -73,7 +74,7 @@ def test_a_group_of_commands_is_no_checkpoint() -> None:
 def test_show_says_what_a_suite_would_take(user: Workspace) -> None:
     learn(user)
     args = ("priors", "show", "--suite", user.folder / "suite.yaml")
-    shown = json.loads(user.call(*args, "--json").stdout)
+    shown = json.loads(called_here(user, *args, "--json").stdout)
     rows = {row["name"]: row for row in shown["datasets"]}
     assert rows.keys() == {*DATASETS, "new"}
     assert rows["new"] == {"name": "new", "observations": 0}
@@ -92,11 +93,11 @@ def test_show_says_what_a_suite_would_take(user: Workspace) -> None:
     assert (stage["storage"], stage["copies"]) == ("/ckpts", 50)
     assert stage["seconds"] == pytest.approx(28, rel=0.2)
     assert stage["gigabits_per_node"] == pytest.approx(4, rel=0.2)
-    plain = user.call(*args).stdout
+    plain = called_here(user, *args).stdout
     assert "weights on /ckpts reach a node's memory in" in plain
     assert "seen 50 ×" in plain
     assert "1 min 17 s" in plain or "77.0 s" in plain
-    table = user.call(*args, "--model", "70b", "--gpu", "h200").stdout
+    table = called_here(user, *args, "--model", "70b", "--gpu", "h200").stdout
     assert "70b parameters on h200 with vllm" in table
     assert "not known" in table
 
@@ -108,28 +109,28 @@ def test_show_says_what_judges_would_take(user: Workspace) -> None:
         "datasets: [{name: mine, task: mine, items: 9, rubric: r.yaml}, {name: new, task: unheard}]"
     )
     args = ("priors", "show", "--suite", user.folder / "rated.yaml")
-    row, own = json.loads(user.call(*args, "--json").stdout)["judges"]
+    row, own = json.loads(called_here(user, *args, "--json").stdout)["judges"]
     assert (row["judge"], row["dataset"], row["questions"]) == ("[bold]gpt@2026", "mine", 0)
     assert row["seconds_per_question"] == pytest.approx(20, rel=0.01)
     assert row["tokens_per_question"] == pytest.approx(700, rel=0.01)
     assert (own["judge"], own["seconds_per_question"]) == ("mine@1", None)
     assert own["tokens_per_question"] == row["tokens_per_question"]
-    plain = user.call(*args).stdout
+    plain = called_here(user, *args).stdout
     assert "[bold]gpt@2026" in plain
     assert "mine@1" in plain
-    others = user.call("priors", "show", "--suite", user.folder / "suite.yaml").stdout
+    others = called_here(user, "priors", "show", "--suite", user.folder / "suite.yaml").stdout
     assert "gpt" not in others
 
 
 def test_nothing_learned_is_shown_too(user: Workspace) -> None:
-    shown = json.loads(user.call("priors", "show", "--json").stdout)
+    shown = json.loads(called_here(user, "priors", "show", "--json").stdout)
     assert shown["runs"] == 0
     assert all(row["spread"] == 0.5 for row in shown["datasets"])
     assert not (user.folder / "priors").exists()
 
 
 def test_a_size_means_the_same_model_everywhere(user: Workspace) -> None:
-    shown = json.loads(user.call("priors", "show", "--model", "7b", "--json").stdout)
+    shown = json.loads(called_here(user, "priors", "show", "--model", "7b", "--json").stdout)
     assumed = llama_like(parameter_count("7b"))
     model = shown["conditions"]["model"]
     assert model["kv_bytes_per_token"] == assumed.kv_bytes_per_token
@@ -139,10 +140,12 @@ def test_a_size_means_the_same_model_everywhere(user: Workspace) -> None:
 def test_what_is_exported_can_be_imported_any_number_of_times(user: Workspace) -> None:
     store = learn(user)
     file = user.folder / "all.jsonl"
-    user.call("priors", "export", file)
+    called_here(user, "priors", "export", file)
     elsewhere = user.folder / "elsewhere"
     for said in ("4 runs added", "0 runs added"):
-        done = user.call("priors", "import", file, COORDINATE_EVAL_PRIORS_DIR=str(elsewhere))
+        done = called_here(
+            user, "priors", "import", file, COORDINATE_EVAL_PRIORS_DIR=str(elsewhere)
+        )
         assert said in done.stderr
         assert sorted(map(dump, Store(elsewhere).read())) == sorted(map(dump, store.read()))
 
@@ -150,7 +153,7 @@ def test_what_is_exported_can_be_imported_any_number_of_times(user: Workspace) -
 def test_a_malformed_line_is_refused_and_nothing_imported(user: Workspace) -> None:
     store = learn(user)
     file = user.folder / "all.jsonl"
-    user.call("priors", "export", file)
+    called_here(user, "priors", "export", file)
     file.write_text(file.read_text() + '{"kind": "dataset", "run": "x"}\n')
     elsewhere = user.folder / "elsewhere"
     lines = len(store.read())
@@ -166,13 +169,13 @@ def test_a_plan_on_a_cluster_file_does_not_depend_on_what_others_ran(user: Works
     suite = user.folder / "given.yaml"
     suite.write_text("datasets: [{name: long-text, task: long-text, items: 500}]\n")
     args = (tiny_model(), "--suite", suite, "--cluster", cluster, "--dry-run", "--json")
-    before = user.call(*args).stdout
+    before = called_here(user, *args).stdout
     learn(user)
-    assert user.call(*args).stdout == before
+    assert called_here(user, *args).stdout == before
     (dataset,) = json.loads(before)["datasets"]
     assert dataset["spread"] == 0.5
     suite.write_text("datasets: [{name: x, items: 9, prior: {gpu_seconds: 4, spread: 0.2}}]\n")
-    (dataset,) = json.loads(user.call(*args).stdout)["datasets"]
+    (dataset,) = json.loads(called_here(user, *args).stdout)["datasets"]
     assert (dataset["gpu_seconds"], dataset["spread"]) == (4, 0.2)
 
 
