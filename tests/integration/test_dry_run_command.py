@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.command_line import NODE, copy_of_model, dry, refused, user_without_slurm
+from tests.command_line import (
+    NODE,
+    called_here,
+    copy_of_model,
+    dry,
+    refused,
+    user_without_slurm,
+)
 from tests.replay import replayed
 from tests.runs import TASKS, Workspace
 
@@ -19,12 +26,12 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 def test_options_may_stand_before_or_after_the_checkpoint(user: Workspace) -> None:
-    usual = json.loads(user.call(*dry(user, "--json")).stdout)
+    usual = json.loads(called_here(user, *dry(user, "--json")).stdout)
     _, checkpoint, *options = dry(user, "--json")
     for args in ((checkpoint, *options), (*options, checkpoint), (*options, "--", checkpoint)):
-        assert json.loads(user.call(*args).stdout) == usual
-    assert user.call("--version").stdout == f"{__version__}\n"
-    assert "--dry-run" in user.call("run", "--help").stdout
+        assert json.loads(called_here(user, *args).stdout) == usual
+    assert called_here(user, "--version").stdout == f"{__version__}\n"
+    assert "--dry-run" in called_here(user, "run", "--help").stdout
 
 
 def test_a_path_of_any_characters_is_shown_and_runs_nothing(
@@ -41,7 +48,7 @@ def test_a_path_of_any_characters_is_shown_and_runs_nothing(
 
 def test_a_dry_run_writes_what_it_shows(user: Workspace, tmp_path: Path) -> None:
     page, folder = tmp_path / "plan.html", tmp_path / "scripts"
-    shown = user.call(*dry(user, "--verbose", "--html", page, "--scripts", folder)).stdout
+    shown = called_here(user, *dry(user, "--verbose", "--html", page, "--scripts", folder)).stdout
     scripts = sorted(folder.glob("*.sh"))
     assert [s.stem.rpartition(".")[2].split("-", 1)[1] for s in scripts] == [
         "keep0-n1",
@@ -58,7 +65,7 @@ def test_a_dry_run_writes_what_it_shows(user: Workspace, tmp_path: Path) -> None
     assert text.startswith("<!DOCTYPE html>")
     assert "makespan" in text
     assert "what runs when" in shown
-    assert "#SBATCH" not in (brief := user.call(*dry(user)).stdout)
+    assert "#SBATCH" not in (brief := called_here(user, *dry(user)).stdout)
     assert "5 jobs: --verbose prints the scripts" in brief
     words = ("--html", "not the page of a plan")
     refused(user, *dry(user, "--html", user.folder / "given.yaml"), words=words)
@@ -81,7 +88,7 @@ def test_a_plan_can_be_replayed(
     file.write_text(yaml.safe_dump(cluster))
     name = user.folder / "given.yaml" if suite == "given" else suite
     plan = json.loads(
-        user.call(*dry(user, "--suite", name, "--cluster", file, *options, "--json")).stdout
+        called_here(user, *dry(user, "--suite", name, "--cluster", file, *options, "--json")).stdout
     )
     estimate = plan["estimate"]
     for key, value in replayed(plan, cluster).items():
