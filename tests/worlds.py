@@ -18,6 +18,7 @@ from coordinate_eval.coordinator.doctor.gather import (
 )
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import SubmitLater, SubmitRefused
+from tests.plans import changed
 from tests.reviewer import FakeCluster
 
 
@@ -66,8 +67,7 @@ class Jobs(FakeCluster):
         return [each for each, task in self.states.items() if task.state is not State.ENDED]
 
     def end(self, job_id: str, end: End) -> None:
-        update = {"state": State.ENDED, "end": end}
-        self.states[job_id] = self.states[job_id].model_copy(update=update)
+        self.states[job_id] = changed(self.states[job_id], state=State.ENDED, end=end)
 
     def poll(self, prefix: str) -> list[TaskStatus]:
         for job_id in self.alive():
@@ -85,8 +85,7 @@ class Jobs(FakeCluster):
                 stopped_file(*place).touch()
             self.end(job_id, End.COMPLETED if fate == "preempted" else End.FAILED)
         elif fate == "suspended":
-            update = {"suspended": True}
-            self.states[job_id] = self.states[job_id].model_copy(update=update)
+            self.states[job_id] = changed(self.states[job_id], suspended=True)
         elif "fails" in fates or ("cut off" in fates and len(fates) > 1):
             self.end(job_id, End.FAILED)
         else:

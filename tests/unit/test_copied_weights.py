@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.plans import changed
 from tests.runs import until
 from tests.staging import RANGE, checkpoint, staged
 
@@ -168,14 +169,14 @@ def test_many_files_of_all_sizes_are_copied(root: Path, tmp_path: Path) -> None:
     place = StagedWeights(str(root), "run", "node")
     edges = [0, 1, RANGE, RANGE + 1]
     sizes = edges + [n * 997 for n in range(2 * copying.THREADS)]
-    source = checkpoint(tmp_path / "step", size=sizes[0])
+    source = checkpoint(tmp_path / "step")
     folder = Path(source.path)
     weights = [folder / f"model-{n}.safetensors" for n in range(len(sizes))]
     for path, size in zip(weights, sizes, strict=True):
         path.write_bytes(os.urandom(size))
     identity = checkpoints._identity(weights, [Path(f) for f in source.files])
-    changes = {"weights": list(map(str, weights)), "bytes": sum(sizes), "identity": identity}
-    source = source.model_copy(update=changes)
+    whole = {"weights": list(map(str, weights)), "bytes": sum(sizes), "parameters": sum(sizes)}
+    source = changed(source, identity=identity, **whole)
     seen: list[int] = []
     with place.hold():
         assert place.copy(source, seen.append)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.incidents import judge
 from tests.measured_runs import CHECKPOINT, ITEMS, measured_run, record, request
+from tests.plans import changed
 from tests.reviewer import FakeCluster
 
 from coordinate_eval import _files
@@ -143,8 +144,7 @@ def test_seconds_of_a_metric_come_from_its_answers(
     work(run_dir, monkeypatch)
     before = record(run_dir)
     long = [s.model_copy(update={"metric_cpu_seconds": 8.0}) for s in before.shards]
-    update = {"shards": long, "portion_seconds": 8.0 / portions}
-    run = before.model_copy(update=update)
+    run = changed(before, shards=long, portion_seconds=8.0 / portions)
     ledger = Ledger(run_dir, "answers")
     asked = [portion for shard in run.shards[:2] for portion in run.portions(shard)]
     assert len(asked) == 2 * portions

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.plans import changed
 from tests.reviewer import LONG, NODES, SLICED, Reviewer
 from tests.runs import Workspace
 from tests.tiny import tiny_model
@@ -161,14 +162,14 @@ def test_the_settings_must_agree(
     reviewer: Reviewer, change: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     reviewer.plan()
-    reviewer.settings = reviewer.settings.model_copy(update=change)
+    reviewer.settings = changed(reviewer.settings, **change)
     reviewer.refused(*words)
 
 
 def test_settings_that_change_nothing_of_it_may_differ(reviewer: Reviewer) -> None:
     reviewer.plan()
     change = {"supervisor": SupervisorSettings(poll_seconds=600), "nodes": "n[1-2]", "max_gpus": 8}
-    reviewer.settings = reviewer.settings.model_copy(update=change)
+    reviewer.settings = changed(reviewer.settings, **change)
     reviewer.submit()
 
 

@@ -8,6 +8,7 @@ from typing import NoReturn
 import pytest
 from tests.decisions import DIR, facts, make_run, submits, submitted, tasks
 from tests.plan_examples import planned
+from tests.plans import changed
 from tests.reviewer import FakeCluster, Reviewer, plan_now
 from tests.tiny import tiny_model
 
@@ -125,7 +126,7 @@ def test_a_run_that_begins_on_a_few_free_gpus_may_grow_to_what_it_would_queue_fo
 def test_who_names_nodes_or_does_not_wait_stands_in_no_queue(
     reviewer: Reviewer, changes: dict[str, object]
 ) -> None:
-    reviewer.settings = reviewer.settings.model_copy(update={"queue": True, **changes})
+    reviewer.settings = changed(reviewer.settings, **({"queue": True} | changes))
     run_dir = reviewer.start()
     run, cluster = read_run(run_dir), reviewer.cluster
     link_found(run, run_dir)
