@@ -11,7 +11,7 @@ from tests.runs import until
 from tests.shown_runs import submitted_run
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cli.inquire.runs import list_runs
+from coordinate_eval.coordinator.cli.inquire.runs import Wanted, list_runs
 from coordinate_eval.coordinator.cli.inquire.status import show_status
 from coordinate_eval.coordinator.cli.upkeep import doctor
 from coordinate_eval.coordinator.doctor.findings import State
@@ -131,9 +131,9 @@ def test_people_are_told(
     assert words in capsys.readouterr().out
     show_status("r", settings, as_json=True, follow=False)
     assert json.loads(capsys.readouterr().out)["after_run"] == failed.model_dump()
-    list_runs(settings, None, 5, as_json=False)
+    list_runs(settings, None, 5, Wanted(), as_json=False)
     assert "cancelled, after_run failed" in capsys.readouterr().out
-    list_runs(settings, None, 5, as_json=True)
+    list_runs(settings, None, 5, Wanted(), as_json=True)
     assert json.loads(capsys.readouterr().out)[0]["after_run"] == words
     (found,) = doctor.hooks(settings)
     assert found.state is State.WARNING

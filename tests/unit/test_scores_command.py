@@ -230,6 +230,43 @@ def test_scores_are_ordered_by_step(home: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.fixture
+def trainings(home: Path) -> Path:
+    """The runs of `home`, and one of another training whose checkpoint has the same step."""
+    run_dir = RunDir(home / "other")
+    checkpoint = CHECKPOINT.model_copy(update={"path": "/more/ckpts/step-100"})
+    suite = make_run().suite.model_copy(update={"name": "early"})
+    run = make_run(id="other", nonce="o", checkpoint=checkpoint, suite=suite, created=time.time())
+    _files.write_record(run_dir.run, run)
+    found = results("a", {"a": {"acc,none": 0.7, "acc_stderr,none": 0.02}})
+    _files.write_record(run_dir.dataset_results("a"), found)
+    _files.write(run_dir.results, json.dumps({"complete": True, "missing": {}}))
+    _files.write(run_dir.cancelled, "")
+    return home
+
+
+def test_two_trainings_have_a_column_each_step_its_label_and_each_score_its_error(
+    trainings: Path,
+) -> None:
+    table = call(trainings, "scores", "--markdown").stdout.splitlines()
+    assert table[0].startswith("| training | step |")
+    assert "| /ckpts | 100 | 0.1000 | 0.1000 |" in table
+    assert "| more/ckpts | 100 | 0.7000 ±0.0200 |  |" in table
+    assert "0.7000 ±0.0200" in call(trainings, "scores").stdout
+    rows = json.loads(call(trainings, "scores", "--json").stdout)["rows"]
+    assert {row["training"] for row in rows} == {"/ckpts", "/more/ckpts"}
+
+
+@pytest.mark.parametrize("args", [("--checkpoints", "/more/ckpts"), ("--suite", "early")])
+def test_runs_of_one_training_or_suite_are_chosen(trainings: Path, args: tuple[str, str]) -> None:
+    rows = json.loads(call(trainings, "scores", "--json", *args).stdout)["rows"]
+    assert [row["run"] for row in rows] == ["other"]
+    listed = json.loads(call(trainings, "runs", "--json", *args).stdout)
+    assert [row["run"] for row in listed] == ["other"]
+    refused = call(trainings, "scores", "other", *args).exception
+    assert "choose among all runs" in str(refused)
+
+
 def test_scores_of_named_runs_come_once_each_and_in_order(home: Path) -> None:
     done = call(home, "scores", "step-200-x", str(home / "step-100-x"), "step-200-x", "--json")
     assert [row["step"] for row in json.loads(done.stdout)["rows"]] == [100, 200]

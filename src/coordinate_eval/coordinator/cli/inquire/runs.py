@@ -5,7 +5,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.markup import escape
 from rich.table import Table
@@ -77,7 +77,25 @@ def open_to_show(name: str | None, settings: Settings) -> Iterator[tuple[RunDir,
         yield find(name, settings), why
 
 
-def find_all(settings: Settings) -> tuple[list[Found], list[str]]:
+class Wanted(NamedTuple):
+    """Which runs are listed."""
+
+    checkpoints: Path | None = None
+    """Only those of checkpoints in this folder or below it."""
+    suite: str | None = None
+    """Only those of the suite with this name."""
+
+    def has(self, run: Run) -> bool:
+        """Return whether a run is one of them."""
+        folder = self.checkpoints
+        return (self.suite in (None, run.suite.name)) and (
+            folder is None
+            or Path(run.checkpoint.path).is_relative_to(folder.absolute())
+            or Path(run.checkpoint.path).is_relative_to(folder.resolve())
+        )
+
+
+def find_all(settings: Settings, wanted: Wanted | None = None) -> tuple[list[Found], list[str]]:
     """Return the user's runs under `runs_dir`, newest first, and the errors of unreadable ones."""
     found: list[Found] = []
     problems: list[str] = []
@@ -86,7 +104,9 @@ def find_all(settings: Settings) -> tuple[list[Found], list[str]]:
     for root in dict.fromkeys(root.resolve() for root in roots):
         try:
             run_dir = own(root)
-            found.append((run_dir, read_run(run_dir)))
+            run = read_run(run_dir)
+            if wanted is None or wanted.has(run):
+                found.append((run_dir, run))
         except (RecordError, ForeignError, OSError) as error:
             problems.append(str(error))
     return sorted(found, key=lambda pair: -pair[1].created), problems
@@ -101,14 +121,16 @@ def name_for_commands(run_dir: RunDir, run: Run, settings: Settings) -> str:
     return shlex.quote(str(run_dir.root))
 
 
-def list_runs(settings: Settings, dataset: str | None, limit: int, *, as_json: bool) -> None:
+def list_runs(
+    settings: Settings, dataset: str | None, limit: int, wanted: Wanted, *, as_json: bool
+) -> None:
     """Print the newest runs: id, suite, state, age, and one dataset's score. A run's id begins with
     the name of its checkpoint.
 
     Raises:
         UserError: no run has this dataset.
     """
-    found, problems = find_all(settings)
+    found, problems = find_all(settings, wanted)
     if dataset is not None and not any(_has(run, dataset) for _, run in found):
         raise UserError(f"no run under {settings.runs_dir} has dataset {dataset!r}")
     tasks, note = poll(found[:limit], settings)

@@ -7,6 +7,7 @@ import csv
 import io
 import sys
 from collections.abc import Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
 from rich.markup import escape
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from coordinate_eval import _owner
 from coordinate_eval._format import visible
-from coordinate_eval.coordinator.cli.inquire.runs import find, find_all, readable_rows
+from coordinate_eval.coordinator.cli.inquire.runs import Wanted, find, find_all, readable_rows
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.inputs.checkpoints.steps import step_of
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -42,12 +43,15 @@ INCOMPLETE = "*"
 """Marks a run without all of its results."""
 
 
-def show_scores(names: Sequence[str], settings: Settings, metric: str | None, form: str) -> None:
+def show_scores(
+    names: Sequence[str], settings: Settings, metric: str | None, form: str, wanted: Wanted
+) -> None:
     """Print the scores of these runs, or of all runs: one row a run, one column a dataset.
 
     Args:
         metric: shown in place of the main one, for datasets that have it.
         form: one of `FORMATS`.
+        wanted: which runs are shown, where none is named.
 
     Scores of different judges say nothing about each other: they are not shown together.
 
@@ -64,9 +68,9 @@ def show_scores(names: Sequence[str], settings: Settings, metric: str | None, fo
             found = [(each, read_run(each)) for each in _named(names, settings)]
             rows = [_row(run_dir, run, metric) for run_dir, run in found]
     else:
-        found, problems = find_all(settings)
+        found, problems = find_all(settings, wanted)
         rows = readable_rows(found, lambda run_dir, run: _row(run_dir, run, metric), problems)
-    rows.sort(key=lambda r: (r["step"] is None, r["step"] or 0, r["created"]))
+    rows.sort(key=lambda r: (r["training"], r["step"] is None, r["step"] or 0, r["created"]))
     datasets = list(dict.fromkeys(d.name for _, run in found for d in run.suite.datasets))
     unlike = {name: why for name in datasets if (why := _judged_differently(rows, name))}
     for name, why in unlike.items():
@@ -127,6 +131,7 @@ def _row(run_dir: RunDir, run: Run, metric: str | None) -> dict[str, Any]:
         "run": run.id,
         "dir": str(run_dir.root),
         "checkpoint": run.checkpoint.path,
+        "training": str(Path(run.checkpoint.path).parent),
         "suite": run.suite.name,
         "created": run.created,
         "complete": state.is_complete(run_dir),
@@ -154,9 +159,13 @@ def _csv(rows: Sequence[dict[str, Any]], datasets: Sequence[str]) -> str:
 
 
 def _markdown(rows: Sequence[dict[str, Any]], datasets: Sequence[str]) -> str:
-    headings = ["step", *(_heading(rows, name).replace("\n", "<br>") for name in datasets)]
-    lines = [headings, ["---:"] * len(headings)]
-    lines += [[_label(row, rows), *_cells(row, datasets)] for row in rows]
+    trainings = _trainings(rows)
+    first = ["training"] * bool(trainings)
+    scores = ["step", *(_heading(rows, name).replace("\n", "<br>") for name in datasets)]
+    lines = [first + scores, ["---"] * len(first) + ["---:"] * len(scores)]
+    for row in rows:
+        of = [trainings[row["training"]]] if trainings else []
+        lines.append([*of, _label(row, rows), *_cells(row, datasets)])
     text = "".join(
         "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |\n" for line in lines
     )
@@ -171,13 +180,17 @@ def _print(rows: Sequence[dict[str, Any]], datasets: Sequence[str], settings: Se
         text = "no scores yet" if rows else f"no runs under {settings.runs_dir}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
         return
+    trainings = _trainings(rows)
     for part in _blocks(rows, datasets, console.width):
         table = Table()
+        if trainings:
+            table.add_column("training", no_wrap=True)
         table.add_column("step", justify="right", no_wrap=True)
         for name in part:
             table.add_column(escape(_heading(rows, name)), justify="right", no_wrap=True)
         for row in rows:
-            table.add_row(_label(row, rows), *_cells(row, part))
+            of = [escape(trainings[row["training"]])] if trainings else []
+            table.add_row(*of, escape(_label(row, rows)), *_cells(row, part))
         console.print(table)
     for row in rows:
         for warning in row["warnings"]:
@@ -191,6 +204,8 @@ def _print(rows: Sequence[dict[str, Any]], datasets: Sequence[str], settings: Se
 def _blocks(rows: Sequence[dict[str, Any]], datasets: Sequence[str], width: int) -> list[list[str]]:
     """Return the datasets in groups whose columns fit beside each other."""
     first = max(len("step"), *(len(_label(row, rows)) for row in rows)) + 4
+    if trainings := _trainings(rows):
+        first += max(len("training"), *map(len, trainings.values())) + 3
     blocks: list[list[str]] = []
     used = width
     for name in datasets:
@@ -211,12 +226,32 @@ def _heading(rows: Sequence[dict[str, Any]], dataset: str) -> str:
 
 
 def _label(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
-    """Return the step; the run's id where the step is unknown or not the only one of its kind."""
-    alike = sum(1 for other in rows if other["step"] == row["step"])
+    """Return the step; the run's id where the step is unknown, or its training has it twice."""
+    alike = sum(
+        (other["training"], other["step"]) == (row["training"], row["step"]) for other in rows
+    )
     label = str(row["step"]) if row["step"] is not None and alike == 1 else row["run"]
     return label + ("" if row["complete"] else INCOMPLETE)
 
 
 def _cells(row: dict[str, Any], datasets: Sequence[str]) -> list[str]:
     scores = (row["scores"].get(name) for name in datasets)
-    return ["" if score is None else f"{score['value']:.4f}" for score in scores]
+    return ["" if score is None else _with_error(score) for score in scores]
+
+
+def _with_error(score: dict[str, Any]) -> str:
+    error = score["stderr"]
+    return f"{score['value']:.4f}" + (f" ±{error:.4f}" if error is not None else "")
+
+
+def _trainings(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return a short name of each folder of checkpoints; nothing if there is only one."""
+    folders = {row["training"]: PurePath(row["training"]).parts for row in rows}
+    if len(folders) < 2:
+        return {}
+    most = max(map(len, folders.values()))
+    for count in range(1, most + 1):
+        names = {folder: str(PurePath(*parts[-count:])) for folder, parts in folders.items()}
+        if len(set(names.values())) == len(folders):
+            return names
+    return {folder: folder for folder in folders}

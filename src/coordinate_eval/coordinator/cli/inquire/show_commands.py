@@ -51,6 +51,15 @@ RunNames = Annotated[
     list[str] | None,
     typer.Argument(metavar="RUN", help="Directories or ids of runs.", show_default="all runs"),
 ]
+InFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoints", metavar="DIR", help="Show only runs of checkpoints in this folder."
+    ),
+]
+OfSuite = Annotated[
+    str | None, typer.Option("--suite", metavar="NAME", help="Show only runs of this suite.")
+]
 Reference = Annotated[
     str,
     typer.Argument(
@@ -245,14 +254,16 @@ def diagnose(
 def runs(
     dataset: ScoredDataset = None,
     limit: MostRuns = 20,
+    checkpoints: InFolder = None,
+    suite: OfSuite = None,
     as_json: common.Json = False,
     settings_file: common.SettingsFile = None,
 ) -> None:
     """List the runs in `runs_dir`, the newest first."""
-    from coordinate_eval.coordinator.cli.inquire.runs import list_runs
+    from coordinate_eval.coordinator.cli.inquire.runs import Wanted, list_runs
 
     settings, _ = load_settings({}, settings_file)
-    list_runs(settings, dataset, limit, as_json=as_json)
+    list_runs(settings, dataset, limit, Wanted(checkpoints, suite), as_json=as_json)
 
 
 def scores(
@@ -262,6 +273,8 @@ def scores(
     as_csv: Csv = False,
     as_json: common.Json = False,
     as_markdown: Markdown = False,
+    checkpoints: InFolder = None,
+    suite: OfSuite = None,
     settings_file: common.SettingsFile = None,
 ) -> None:
     """Show a table of scores: a row for each run, by training step; a column for each dataset.
@@ -270,6 +283,7 @@ def scores(
     its configuration of which more is better, else its first one. A group without a score of its
     own has the mean over its tasks.
     """
+    from coordinate_eval.coordinator.cli.inquire.runs import Wanted
     from coordinate_eval.coordinator.cli.inquire.scores import FORMATS, show_scores
 
     flags = (("csv", as_csv), ("json", as_json), ("markdown", as_markdown))
@@ -279,7 +293,10 @@ def scores(
     if asked and asked[0] not in FORMATS:
         raise UserError(f"--output-format {asked[0]}: it must be one of {', '.join(FORMATS)}")
     settings, _ = load_settings({}, settings_file)
-    show_scores(run or [], settings, metric, asked[0] if asked else "table")
+    if run and (checkpoints or suite):
+        raise UserError("--checkpoints and --suite choose among all runs: name no RUN")
+    wanted = Wanted(checkpoints, suite)
+    show_scores(run or [], settings, metric, asked[0] if asked else "table", wanted)
 
 
 def compare(
