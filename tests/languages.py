@@ -7,7 +7,7 @@ import pytest
 
 from coordinate_eval.coordinator.inputs.suites.suite_yaml import shipped_folder
 from coordinate_eval.evaluators.harness.code_eval import program_question
-from coordinate_eval.evaluators.sandbox.languages import LANGUAGES, missing_packages
+from coordinate_eval.evaluators.sandbox.toolchains import LANGUAGES, missing_packages
 from coordinate_eval.records import Question
 from tests.problems import Problem, humaneval_x, solution
 

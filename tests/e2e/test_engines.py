@@ -25,7 +25,8 @@ from tests.tiny import MAX_LENGTH, VOCABULARY, need, tiny_model
 
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators.engines.base import Engine, start
-from coordinate_eval.records import Request, RequestKind, prompt_tokens
+from coordinate_eval.records import Request, RequestKind, computed_before
+from coordinate_eval.records import requests as of_requests
 
 RUNNING = 8
 """Sequences that the vLLM under test runs at once."""
@@ -358,10 +359,10 @@ def test_stays_full_over_dataset_borders(vllm: Engine) -> None:
 def test_vllm_computes_as_many_tokens_as_are_counted_when_building(
     vllm: Engine, shape: Shape, shots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_tokens, "CACHE_BLOCK", BLOCK)
+    monkeypatch.setattr(of_requests, "CACHE_BLOCK", BLOCK)
     requests = list(scored_items(shape, shots, 24, VOCABULARY))
     tokens = sum(len(r.tokens) + len(r.continuation) for r in requests)
-    saved = sum(map(prompt_tokens.computed_before, requests[1:], requests))
+    saved = sum(map(computed_before, requests[1:], requests))
     _, computed = work_of(vllm, requests)
     assert computed == pytest.approx(tokens - saved, rel=0.05)
 

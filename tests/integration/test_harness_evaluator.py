@@ -19,7 +19,7 @@ from tests.runs import TASKS
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.evaluators.harness.prompts.language_models import Backend, RequestModel
 from coordinate_eval.evaluators.harness.prompts.tokenizer import load_tokenizer
-from coordinate_eval.evaluators.harness.tasks.data_files import data_sources
+from coordinate_eval.evaluators.harness.tasks.made_from import data_sources
 from coordinate_eval.records import Answer, Dataset, Key, Request, RequestKind, Response
 
 

@@ -18,8 +18,7 @@ from tests.tiny import tiny_model
 
 from coordinate_eval.evaluators import pulse
 from coordinate_eval.evaluators.harness.prompts.language_models import RequestModel
-from coordinate_eval.evaluators.harness.prompts.tokenizer import load_tokenizer
-from coordinate_eval.evaluators.harness.prompts.watched_tokenizer import WatchedTokenizer
+from coordinate_eval.evaluators.harness.prompts.tokenizer import WatchedTokenizer, load_tokenizer
 from coordinate_eval.evaluators.pulse import EndlessCall, Pulse, PulseWatch
 
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "Grüße 🙂\n"}]

@@ -10,19 +10,17 @@ import pytest
 from pydantic import ValidationError
 
 from coordinate_eval.errors import RecordError
-from coordinate_eval.evaluators.confined.checks import (
-    MOST_TIMEOUT_SECONDS,
-    check_names,
-    check_questions,
-    check_samples,
-    check_verdicts,
-)
 from coordinate_eval.evaluators.confined.messages import (
+    MOST_TIMEOUT_SECONDS,
     Command,
     LoggedSample,
     LoggedVerdict,
     Reply,
     Work,
+    check_names,
+    check_questions,
+    check_samples,
+    check_verdicts,
     read_reply,
 )
 from coordinate_eval.evaluators.confined.run_files import ResponseFiles

@@ -12,8 +12,7 @@ from tests.failed_logs import FOLDER, Case, corpus, diagnosed, whole_corpus
 from coordinate_eval.diagnosis.cause import UNKNOWN, Remedy
 from coordinate_eval.diagnosis.compress import MOST_FOUND, MOST_PLAIN, Kept, _Reader, compress
 from coordinate_eval.diagnosis.lines import MOST_PIECE, Piece, clean, pieces, without_prefix
-from coordinate_eval.diagnosis.needed import needed_words
-from coordinate_eval.diagnosis.rules import SiteRules, read_site, shipped, with_site
+from coordinate_eval.diagnosis.rules import SiteRules, needed_words, read_site, shipped, with_site
 from coordinate_eval.errors import ForeignError, UserError
 
 ANSWERED = ("kinds.yaml", "lines.yaml", "provoked.yaml", "reports.yaml", "written.yaml")

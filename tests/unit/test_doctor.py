@@ -15,7 +15,7 @@ from coordinate_eval.clusters.protocol import Busy, Job, Node, State, TaskStatus
 from coordinate_eval.coordinator.doctor import examine, folders, in_jobs, scheduler
 from coordinate_eval.coordinator.doctor.findings import Answer, Finding, Role, fails, ok
 from coordinate_eval.coordinator.inputs import clusters
-from coordinate_eval.coordinator.inputs.file_system import Tried
+from coordinate_eval.coordinator.inputs.folders import Tried
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings, StageSettings
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
 from coordinate_eval.slurm.settings import SlurmSettings
@@ -139,15 +139,15 @@ def test_no_sandbox_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compilers_that_are_missing_are_named_with_their_packages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from coordinate_eval.evaluators.sandbox import languages
+    from coordinate_eval.evaluators.sandbox import toolchains
 
-    monkeypatch.setattr(languages, "_found", lambda path: "rustc" not in path)
+    monkeypatch.setattr(toolchains, "_found", lambda path: "rustc" not in path)
     lacking = examine.compilers()
     assert state(lacking) == "warning"
     assert "Rust" in lacking.found
     assert "C++" not in lacking.found
     assert "rustc" in lacking.do
-    monkeypatch.setattr(languages, "_found", lambda path: True)
+    monkeypatch.setattr(toolchains, "_found", lambda path: True)
     assert state(examine.compilers()) == "ok"
 
 

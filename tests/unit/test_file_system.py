@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coordinate_eval.coordinator.inputs import folders
-from coordinate_eval.coordinator.inputs.file_system import try_out
+from coordinate_eval.coordinator.inputs.folders import try_out
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import UserError
 

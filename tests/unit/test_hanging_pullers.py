@@ -37,7 +37,7 @@ from coordinate_eval.coordinator.supervisor.values import (
     Quiet,
     Revoke,
 )
-from coordinate_eval.coordinator.workers.signs_of_life import signs_of_life
+from coordinate_eval.coordinator.workers.signals import signs_of_life
 
 LEAST = RUN.settings.trial.hang_minutes * 60
 METRIC = pullers_name(RUN, Pullers.METRIC, 0)
@@ -214,7 +214,7 @@ def worker(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
         "import sys, time\n"
         "from pathlib import Path\n"
         "from coordinate_eval.coordinator.run.paths import RunDir\n"
-        "from coordinate_eval.coordinator.workers.signs_of_life import signs_of_life\n"
+        "from coordinate_eval.coordinator.workers.signals import signs_of_life\n"
         "with signs_of_life(RunDir(Path(sys.argv[1])), 0.01):\n"
         "    sum(1 for _ in iter(int, 1))\n"
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinate_eval.evaluators.judged.style import (
+from coordinate_eval.evaluators.judged.verdicts import (
     StyleControlled,
     StyleControlledBound,
     differences,

@@ -21,7 +21,7 @@ from coordinate_eval.coordinator.run.records import (
 )
 from coordinate_eval.coordinator.supervisor import learn_from_run
 from coordinate_eval.coordinator.workers import trial
-from coordinate_eval.coordinator.workers.on_node import arrival
+from coordinate_eval.coordinator.workers.on_node import keeper
 from coordinate_eval.coordinator.workers.on_node.keeper import run_keeper
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 from coordinate_eval.errors import UserError
@@ -92,7 +92,7 @@ def test_a_copy_that_fails_teaches_nothing(staging_run: RunDir, tmp_path: Path) 
 def test_a_trial_in_a_keepers_place_measures_its_copy(
     staging_run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrival, "KEEPER_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(keeper, "KEEPER_PATIENCE_SECONDS", 0.0)
     assert trial.run_trial(staging_run, "n", 0, 60) == 0
     assert stages_of(staging_run).keys() == {"n"}
 
@@ -101,7 +101,7 @@ def test_a_trial_whose_keeper_is_elsewhere_does_not_wait_for_it(
     staging_run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As with a /dev/shm for each job: the keeper has copied, and nothing is there."""
-    monkeypatch.setattr(arrival, "KEEPER_PATIENCE_SECONDS", 1e9)
+    monkeypatch.setattr(keeper, "KEEPER_PATIENCE_SECONDS", 1e9)
     values = {"state": "ready", "done_bytes": 1, "total_bytes": 1, "started": 0, "updated": 0}
     _files.write_record(staging_run.stage(0, "n"), StageProgress.model_validate(values))
     assert trial.run_trial(staging_run, "n", 0, 60) == 0
@@ -111,7 +111,7 @@ def test_a_trial_whose_keeper_is_elsewhere_does_not_wait_for_it(
 def test_weights_that_stay_where_they_are(
     staging_run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrival, "KEEPER_PATIENCE_SECONDS", 1e9)
+    monkeypatch.setattr(keeper, "KEEPER_PATIENCE_SECONDS", 1e9)
     run = record(staging_run)
     stage = run.settings.stage.model_copy(update={"where": "none"})
     settings = run.settings.model_copy(update={"stage": stage})

@@ -25,7 +25,7 @@ from coordinate_eval.coordinator.supervisor.decide_rounds import last_round_recu
 from coordinate_eval.coordinator.supervisor.gather import gather_facts
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.coordinator.workers import trial
-from coordinate_eval.coordinator.workers.on_node import arrival
+from coordinate_eval.coordinator.workers.on_node import keeper
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines.simulated import answer
 from coordinate_eval.priors import catalogue
@@ -55,7 +55,7 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 def work(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the trial; weights are nothing that the simulated engine needs."""
-    monkeypatch.setattr(arrival.Arrival, "wait", lambda *_: None)
+    monkeypatch.setattr(keeper.Arrival, "wait", lambda *_: None)
     assert trial.run_trial(run_dir, "n", 0, 60) == 0
 
 

@@ -7,7 +7,7 @@ import pytest
 from coordinate_eval.coordinator.report.results import degenerate, odd_answers, warnings
 from coordinate_eval.coordinator.report.samples import card
 from coordinate_eval.evaluators.confined.messages import LoggedSample
-from coordinate_eval.evaluators.harness.outputs import (
+from coordinate_eval.evaluators.harness.results import (
     ReadResponses,
     is_other_script,
     is_repeated,

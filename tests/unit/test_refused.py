@@ -13,9 +13,9 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.supervisor import refused as module
 from coordinate_eval.coordinator.supervisor.gather import gather_facts
 from coordinate_eval.coordinator.supervisor.refused import refuse
-from coordinate_eval.evaluators.sandbox import languages as languages_module
+from coordinate_eval.evaluators.sandbox import toolchains as languages_module
 from coordinate_eval.evaluators.sandbox.confinement import Level
-from coordinate_eval.evaluators.sandbox.languages import LANGUAGES, Language
+from coordinate_eval.evaluators.sandbox.toolchains import LANGUAGES, Language
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from coordinate_eval.coordinator.run.measurements import read_lines
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import TrialProgress
 from coordinate_eval.coordinator.workers import trial
-from coordinate_eval.coordinator.workers.on_node import arrival
+from coordinate_eval.coordinator.workers.on_node import keeper
 from coordinate_eval.coordinator.workers.open_shards import OpenShards, TimeLeft
 from coordinate_eval.coordinator.workers.second_attempts import (
     MOST_SEEN,
@@ -217,7 +217,7 @@ def test_a_trial_that_is_overtaken_answers_what_nobody_else_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would need hours for the shard that another one publishes meanwhile."""
-    monkeypatch.setattr(arrival.Arrival, "wait", lambda *_: None)
+    monkeypatch.setattr(keeper.Arrival, "wait", lambda *_: None)
     monkeypatch.setattr(trial, "LOOK_SECONDS", 0.0)
     (tmp_path / "memory").mkdir()
     times = tmp_path / "times.json"
@@ -273,7 +273,7 @@ def test_one_that_was_helped_by_a_trial_that_left_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its shard can be claimed again, and it has that in work already."""
-    monkeypatch.setattr(arrival.Arrival, "wait", lambda *_: None)
+    monkeypatch.setattr(keeper.Arrival, "wait", lambda *_: None)
     (tmp_path / "memory").mkdir()
     run_dir = RunDir(tmp_path / "run")
     write_built(run_dir, {"concurrency": 2 * ITEMS - 1})  # the last request comes later
@@ -307,7 +307,7 @@ def test_who_dies_at_a_shard_after_it_was_helped_makes_it_a_suspect(tmp_path: Pa
 def test_a_trial_that_finds_nothing_free_helps_a_slow_one_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: float
 ) -> None:
-    monkeypatch.setattr(arrival.Arrival, "wait", lambda *_: None)
+    monkeypatch.setattr(keeper.Arrival, "wait", lambda *_: None)
     (tmp_path / "memory").mkdir()
     run_dir = RunDir(tmp_path / "run")
     write_built(run_dir, {})

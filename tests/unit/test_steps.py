@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern
-from coordinate_eval.coordinator.inputs.checkpoints.steps import step_of
+from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, step_of
 
 TOLD = {
     1000: (

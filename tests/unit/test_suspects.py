@@ -29,10 +29,10 @@ from coordinate_eval.coordinator.run.records import (
     read_run,
 )
 from coordinate_eval.coordinator.workers import trial
-from coordinate_eval.coordinator.workers.on_node import arrival
-from coordinate_eval.coordinator.workers.open_shards import OpenShards
-from coordinate_eval.coordinator.workers.suspects import (
+from coordinate_eval.coordinator.workers.on_node import keeper
+from coordinate_eval.coordinator.workers.open_shards import (
     Batch,
+    OpenShards,
     deadly,
     next_batch,
     read_batch,
@@ -109,7 +109,7 @@ def test_a_note_that_is_torn_tells_nothing() -> None:
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     """A planned run of two datasets, of two shards each; its trials need no weights."""
-    monkeypatch.setattr(arrival.Arrival, "wait", lambda *_: None)
+    monkeypatch.setattr(keeper.Arrival, "wait", lambda *_: None)
     made = RunDir(tmp_path / "run")
     (tmp_path / "memory").mkdir()
     write_built(made, {})

@@ -3,7 +3,7 @@
 import pytest
 
 from coordinate_eval.coordinator.workers import metric
-from coordinate_eval.evaluators.sandbox.verdicts import may_be_scarcity
+from coordinate_eval.coordinator.workers.metric import may_be_scarcity
 from coordinate_eval.records import Answer, Question, QuestionKind
 
 QUESTION = Question(id="q", kind=QuestionKind.PROGRAM, content="", timeout_seconds=10.0)

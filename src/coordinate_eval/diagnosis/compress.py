@@ -10,9 +10,16 @@ from collections.abc import Iterable
 from typing import BinaryIO, Final
 
 from coordinate_eval import _job_log
-from coordinate_eval.diagnosis.lines import Piece, clean, is_mild, pieces, without_prefix
+from coordinate_eval.diagnosis.lines import (
+    Part,
+    Piece,
+    Tracebacks,
+    clean,
+    is_mild,
+    pieces,
+    without_prefix,
+)
 from coordinate_eval.diagnosis.rules import Rule, Rules
-from coordinate_eval.diagnosis.tracebacks import Part, Tracebacks
 
 MOST_FOUND: Final = 300
 """Lines that a rule knows, or that look wrong, from the beginning; as many from the end."""

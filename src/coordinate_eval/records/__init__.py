@@ -23,16 +23,9 @@ from coordinate_eval.records.inputs import (
     Suite,
 )
 from coordinate_eval.records.item_scores import DatasetItems, ItemScores
-from coordinate_eval.records.prompt_tokens import (
-    CACHE_BLOCK,
-    computed_before,
-    computed_by_turns,
-    context_tokens,
-    largest_token,
-    prompt_lengths,
-)
 from coordinate_eval.records.questions import PYTHON, Answer, Question, QuestionKind, judge_name
 from coordinate_eval.records.requests import (
+    CACHE_BLOCK,
     Asked,
     DatasetRequests,
     ItemRequests,
@@ -40,8 +33,14 @@ from coordinate_eval.records.requests import (
     OwnAnswers,
     Request,
     RequestKind,
+    Response,
+    Turn,
+    computed_before,
+    computed_by_turns,
+    context_tokens,
+    largest_token,
+    prompt_lengths,
 )
-from coordinate_eval.records.responses import Response, Turn
 from coordinate_eval.records.results import DatasetResults, Outputs
 from coordinate_eval.records.shards import Shard, Span, even_parts
 

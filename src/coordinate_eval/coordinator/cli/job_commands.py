@@ -209,7 +209,7 @@ def score(run_dir: Path) -> int:
 @contextlib.contextmanager
 def _giving_signs_of_life(run_dir: Path) -> Iterator[RunDir]:
     """Enter a run, and give signs of life during the block, in which imports take long."""
-    from coordinate_eval.coordinator.workers.signs_of_life import signs_of_life
+    from coordinate_eval.coordinator.workers.signals import signs_of_life
 
     end_with_parent_if_asked()
     entered = enter(run_dir)

@@ -22,7 +22,7 @@ from coordinate_eval.coordinator.comparison.paired import (
     mean_difference,
     significant,
 )
-from coordinate_eval.coordinator.inputs.checkpoints.steps import step_of
+from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.judges import judged, judged_differently
 from coordinate_eval.coordinator.report.main_metric import Score, main_score

@@ -48,7 +48,7 @@ def sandbox() -> Finding:
 
 def compilers() -> Finding:
     """Look for what compiles and runs programs in other languages than Python."""
-    from coordinate_eval.evaluators.sandbox.languages import LANGUAGES, missing_packages
+    from coordinate_eval.evaluators.sandbox.toolchains import LANGUAGES, missing_packages
 
     there = [language.title for name, language in LANGUAGES.items() if not missing_packages([name])]
     missing = missing_packages(LANGUAGES)

@@ -10,8 +10,7 @@ import platformdirs
 from coordinate_eval import _owner
 from coordinate_eval._format import size
 from coordinate_eval.coordinator.doctor.findings import Finding, Role, failure, ok, warning
-from coordinate_eval.coordinator.inputs.file_system import Tried, try_out
-from coordinate_eval.coordinator.inputs.folders import USES, WHERE_IT_WORKS, Name
+from coordinate_eval.coordinator.inputs.folders import USES, WHERE_IT_WORKS, Name, Tried, try_out
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.workers.on_node.node_memory import is_private, user_folder
 from coordinate_eval.errors import ForeignError

@@ -4,7 +4,7 @@
 |---|---|---|
 | the node, or unknown | another node (`bad_nodes.py`) | after three rounds without a response |
 | out of memory | less load (`lighter_load`) | with the least load |
-| an item | alone (`workers/suspects.py`) | the item, after three deaths |
+| an item | alone (`workers/open_shards.py`) | the item, after three deaths |
 | storage or a server is away | wait | after an hour |
 | the scheduler starts nothing | wait | after a day |
 | what every job would meet | stop | when two nodes, or two rounds, have shown it |

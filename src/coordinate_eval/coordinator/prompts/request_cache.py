@@ -29,7 +29,7 @@ from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import DataMissing, RecordError, UserError
 from coordinate_eval.evaluators.confined.messages import Command, Reply, Setup, Work
 from coordinate_eval.evaluators.confined.process import BuildingProcess, ProcessEnded
-from coordinate_eval.evaluators.harness.prompts.watched_tokenizer import unusable
+from coordinate_eval.evaluators.harness.prompts.tokenizer import unusable
 from coordinate_eval.evaluators.harness.tasks.task_names import kept_file
 from coordinate_eval.evaluators.pulse import EndlessCall
 from coordinate_eval.records import Checkpoint, Dataset, DatasetRequests, Suite

@@ -22,7 +22,7 @@ from coordinate_eval.evaluators.confined.evaluator import find_level, refusal
 from coordinate_eval.evaluators.judged.completions import Completion
 from coordinate_eval.evaluators.judged.endpoint import Endpoint
 from coordinate_eval.evaluators.sandbox import toolchains
-from coordinate_eval.evaluators.sandbox.languages import missing_packages
+from coordinate_eval.evaluators.sandbox.toolchains import missing_packages
 from coordinate_eval.evaluators.servers.access import Access
 from coordinate_eval.evaluators.servers.replies import MOST_WORDS
 from coordinate_eval.records import DatasetRequests, Rubric

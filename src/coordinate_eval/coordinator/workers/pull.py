@@ -23,7 +23,7 @@ from coordinate_eval.coordinator.run.claiming.work import Piece, claim_next, unf
 from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.workers.signs_of_life import Supervision
+from coordinate_eval.coordinator.workers.signals import Supervision
 
 POLL_SECONDS = 0.5
 """Time between two looks at what can be claimed."""

@@ -1,14 +1,26 @@
-"""The end of a job: on a signal, before its time limit, or with its parent."""
+"""The end of a job, on a signal or with its parent, and signs that a job and its supervisor live.
+
+A job that may work long at one thing has a thread that touches a file. A stopped process, and a
+process whose storage does not answer, give no sign, and the scheduler does not know of either.
+
+A supervisor may be lost for good: cancelled by an administrator, or out of memory. Jobs that wait
+for others would then hold memory until their time limits.
+"""
 
 import contextlib
 import ctypes
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import ENDS_WITH_PARENT
+from coordinate_eval.coordinator.incidents.hangs import SIGN_SECONDS
+from coordinate_eval.coordinator.run.claiming.claims import own_task
+from coordinate_eval.coordinator.run.paths import RunDir
 
 MARGIN_SECONDS = 90.0
 """Time before its time limit at which a job begins to end."""
@@ -64,3 +76,45 @@ def _end_with_parent() -> None:
     if os.getppid() == 1:
         # The parent ended before the call. (A parent that is process 1 starts no such child.)
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def signs_of_life(run_dir: RunDir, seconds: float = SIGN_SECONDS) -> Iterator[None]:
+    """Give a sign of life every so many seconds during the block, the first one at once."""
+    path = run_dir.alive(own_task().rsplit(".", 1)[0])
+    over = threading.Event()
+
+    def give() -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError):  # storage fails for a moment, or the run was removed
+                _files.make_folder(path.parent)
+                path.touch()
+            over.wait(seconds)
+
+    # Where storage does not answer, nobody waits for the thread.
+    threading.Thread(target=give, name="signs of life", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+class Supervision:
+    """Tells how long no supervisor has looked at its run.
+
+    A supervisor changes its folder at every poll (`run/epochs.py`). Only changes count, timed by
+    this process's own clock, because the clocks of nodes and storage differ.
+    """
+
+    def __init__(self, run_dir: RunDir, patience_seconds: float) -> None:
+        self._folder = run_dir.supervisors_folder
+        self._patience_seconds = patience_seconds
+        self._changed = 0.0
+        self._seen = time.monotonic()
+
+    def is_lost(self) -> bool:
+        """Return whether there was no supervisor for `patience_seconds`. Call this often."""
+        changed = _files.modified(self._folder)
+        if changed != self._changed:
+            self._changed, self._seen = changed, time.monotonic()
+        return time.monotonic() - self._seen > self._patience_seconds

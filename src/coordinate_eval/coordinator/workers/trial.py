@@ -35,17 +35,21 @@ from coordinate_eval.coordinator.run.records import (
     read_run,
 )
 from coordinate_eval.coordinator.workers.on_node import engine_cache
-from coordinate_eval.coordinator.workers.on_node.arrival import Arrival
 from coordinate_eval.coordinator.workers.on_node.engine_cache import EngineCache
+from coordinate_eval.coordinator.workers.on_node.keeper import Arrival
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights, Throttle
-from coordinate_eval.coordinator.workers.open_shards import OpenShards, TimeLeft
+from coordinate_eval.coordinator.workers.open_shards import (
+    OpenShards,
+    TimeLeft,
+    next_batch,
+    read_batch,
+)
 from coordinate_eval.coordinator.workers.second_attempts import SecondAttempts
 from coordinate_eval.coordinator.workers.signals import (
     MARGIN_SECONDS,
     StopRequested,
     stop_on_signals,
 )
-from coordinate_eval.coordinator.workers.suspects import next_batch, read_batch
 from coordinate_eval.errors import CoordinateError, EngineError
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.priors import this_machine

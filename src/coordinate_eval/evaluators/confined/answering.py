@@ -8,12 +8,10 @@ libraries are read-only, and it works on folders of links to them in its own mem
 """
 
 import contextlib
-import ctypes
 import gc
 import logging
 import os
 import resource
-import signal
 import socket
 import sys
 import traceback
@@ -32,6 +30,7 @@ from coordinate_eval.evaluators.confined.mother import fork_for_each
 from coordinate_eval.evaluators.confined.run_files import AnswerFiles, ResponseFiles
 from coordinate_eval.evaluators.harness.prompts.tokenizer import tokenizers_alone
 from coordinate_eval.evaluators.pulse import Pulse
+from coordinate_eval.evaluators.sandbox.inside import end_with_parent
 from coordinate_eval.records import Dataset, DatasetRequests, ItemRequests, Request
 
 STACKS_BYTES = 4 << 30
@@ -45,15 +44,13 @@ NEW_OBJECTS = 100_000
 again and again at modules, prompts and responses, which have none: that took a third of the CPU
 time."""
 
-_PR_SET_PDEATHSIG = 1
-
 
 def main() -> None:
     """Build, or score: `build COMMANDS REPLIES NOTE` or `score CONTROL`, descriptors all of them.
 
     In the file NOTE, calls of the tokenizer are noted.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     gc.set_threshold(NEW_OBJECTS)
     what, *descriptors = sys.argv[1], *map(int, sys.argv[2:])
     for descriptor in descriptors:

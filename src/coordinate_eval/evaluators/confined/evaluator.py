@@ -17,13 +17,6 @@ from typing import BinaryIO
 
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.evaluators.confined import view
-from coordinate_eval.evaluators.confined.checks import (
-    check_item_scores,
-    check_names,
-    check_questions,
-    check_samples,
-    check_verdicts,
-)
 from coordinate_eval.evaluators.confined.messages import (
     MOST_ERROR_CHARACTERS,
     SAMPLES_AT_ONCE,
@@ -33,6 +26,11 @@ from coordinate_eval.evaluators.confined.messages import (
     Reply,
     Setup,
     Work,
+    check_item_scores,
+    check_names,
+    check_questions,
+    check_samples,
+    check_verdicts,
 )
 from coordinate_eval.evaluators.confined.process import Conversation, ScoringProcess
 from coordinate_eval.evaluators.confined.run_files import AnswerFiles, ResponseFiles

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from coordinate_eval.evaluators.sandbox.inside import call, show
+from coordinate_eval.evaluators.sandbox.inside import end_with_parent, show
 
 BEGIN, END = b"begin", b"end"
 """What the mother is told, and says when a child has ended."""
@@ -31,8 +31,6 @@ MOST_BYTES = 100_000
 
 FILES = 4
 """Open files that a child gets: commands, replies, responses and answers."""
-
-_PR_SET_PDEATHSIG = 1
 
 _LOOK_SECONDS = 0.2
 _PAUSE_SECONDS = 0.001
@@ -76,7 +74,7 @@ def _be_a_child(
     """Score, and end. The kernel ends a child whose mother was killed."""
     status = 1
     try:
-        call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        end_with_parent()
         if os.getppid() != mother:
             return
         control.close()

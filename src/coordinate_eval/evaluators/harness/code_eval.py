@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from coordinate_eval.evaluators.around_import import around_import
-from coordinate_eval.evaluators.sandbox.languages import language as known_language
+from coordinate_eval.evaluators.sandbox.toolchains import language as known_language
 from coordinate_eval.records import PYTHON, Answer, Question, QuestionKind
 
 

@@ -35,35 +35,35 @@ from coordinate_eval.evaluators.harness.built_dataset import BuiltDataset
 from coordinate_eval.evaluators.harness.code_eval import AnswerBook, Collector, answered_by
 from coordinate_eval.evaluators.harness.item_scores import ItemBook
 from coordinate_eval.evaluators.harness.kept_dataset import KeptDataset, key_of
-from coordinate_eval.evaluators.harness.outputs import (
-    SEEN_DOCUMENTS,
-    ReadResponses,
-    scripts_of,
-    tally,
-    texts_in,
-)
 from coordinate_eval.evaluators.harness.prompts.language_models import (
     Backend,
     ReplayModel,
 )
-from coordinate_eval.evaluators.harness.results import dataset_results, result_names
+from coordinate_eval.evaluators.harness.results import (
+    SEEN_DOCUMENTS,
+    ReadResponses,
+    dataset_results,
+    result_names,
+    scripts_of,
+    tally,
+    texts_in,
+)
 from coordinate_eval.evaluators.harness.samples import Noted, NotingBook
 from coordinate_eval.evaluators.harness.session import harness_session
-from coordinate_eval.evaluators.harness.tasks.data_files import data_sources
 from coordinate_eval.evaluators.harness.tasks.judged_task import (
     NOBODY,
     Panel,
     in_order,
     judge_results,
 )
-from coordinate_eval.evaluators.harness.tasks.made_from import made_from
+from coordinate_eval.evaluators.harness.tasks.made_from import data_sources, made_from
 from coordinate_eval.evaluators.harness.tasks.task_loader import (
     TaskLoader,
     asks_questions,
     language_of_programs,
 )
 from coordinate_eval.evaluators.pulse import Pulse
-from coordinate_eval.evaluators.sandbox.languages import language
+from coordinate_eval.evaluators.sandbox.toolchains import language
 from coordinate_eval.records import (
     Answer,
     Dataset,

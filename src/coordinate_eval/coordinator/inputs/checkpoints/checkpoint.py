@@ -18,8 +18,6 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     fit,
     formats,
     safetensors_file,
-    shards,
-    stand_ins,
     torch_file,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.model_shape import model_shape
@@ -156,7 +154,7 @@ def _find_weights(place: Path) -> tuple[list[Path], CheckpointFormat, list[Path]
     names = sorted(entry.name for entry in place.iterdir())
     index = place / _INDEX
     if _INDEX in names:
-        return shards.named(index), CheckpointFormat.SAFETENSORS, [index]
+        return safetensors_file.files_named(index), CheckpointFormat.SAFETENSORS, [index]
     if _SINGLE in names:
         return [place / _SINGLE], CheckpointFormat.SAFETENSORS, []
     words, parts = formats.recognized(place, names)
@@ -264,11 +262,11 @@ def _tensors(
         UserError: A file is torn, empty, or not what its name says.
     """
     for file in weights:
-        stand_ins.check_link(file)
+        checkpoint_files.check_link(file)
         with checkpoint_files.opened(file, weights=True) as opened:
-            if not (head := opened.read(stand_ins.HEAD_BYTES)):
+            if not (head := opened.read(checkpoint_files.HEAD_BYTES)):
                 raise UserError(f"{file} is empty. If it is being written, try again afterwards")
-            stand_ins.check(file, head)
+            checkpoint_files.check_head(file, head)
     if kind is CheckpointFormat.TORCH:
         tensors, counts = torch_file.read(weights[0])
     else:
@@ -284,7 +282,7 @@ def _tensors(
             if len(held) > _MOST_TENSORS:
                 raise UserError(f"{file.parent} has more than {_MOST_TENSORS:,} tensors")
         for index in extra:
-            shards.check(index, held)
+            safetensors_file.check_index(index, held)
     if not sum(counts.values()):
         raise UserError(f"{weights[0].parent} has no parameters: its weight files hold no tensors")
     return tensors, counts

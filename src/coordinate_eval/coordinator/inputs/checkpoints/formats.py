@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from coordinate_eval._format import brief
-from coordinate_eval.coordinator.inputs.checkpoints.steps import step_of
+from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 
 OURS: Final = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 """Files of which each makes a folder a checkpoint that can be evaluated."""

@@ -39,7 +39,7 @@ MAX_DEATHS = 5
 """A span on which this many owners died is left alone: it may be what kills them."""
 
 MAX_DEATHS_OF_SHARD = 12
-"""The same for a shard. Its owners die at ever fewer of its items: see `workers/suspects.py`."""
+"""The same for a shard. Its owners die at ever fewer of its items: see `workers/open_shards.py`."""
 
 MAX_ATTEMPTS = 10_000
 """Attempts at one span: more than any run makes."""

@@ -43,7 +43,7 @@ from coordinate_eval.coordinator.workers.judging.own_server import (
     own_server,
     this_node,
 )
-from coordinate_eval.coordinator.workers.signs_of_life import Supervision
+from coordinate_eval.coordinator.workers.signals import Supervision
 from coordinate_eval.errors import CoordinateError, ServerRefuses, ServerSilent, UserError
 from coordinate_eval.evaluators.judged.endpoint import Endpoint, is_question
 from coordinate_eval.evaluators.servers.access import Access

@@ -3,7 +3,7 @@
 `coordinate-eval _keep RUN NODE`. A keeper removes what killed jobs of this user left, copies the
 weights, records its progress in the run directory, and waits until the supervisor releases the
 node, a signal comes, its time limit is near, or the run has lost its supervisor. Then it lets go of
-the weights.
+the weights. A trial waits for them, as an `Arrival`, and copies them itself where no keeper does.
 """
 
 import contextlib
@@ -15,14 +15,89 @@ from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.logs import own_log
 from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import StageProgress, read_run
+from coordinate_eval.coordinator.run.records import Run, StageProgress, read_run
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights, Throttle
 from coordinate_eval.coordinator.workers.signals import (
     MARGIN_SECONDS,
     StopRequested,
+    Supervision,
     stop_on_signals,
 )
-from coordinate_eval.coordinator.workers.signs_of_life import Supervision
+
+KEEPER_PATIENCE_SECONDS = 120.0
+"""Time that a trial waits for a keeper's first bytes before it copies the weights itself."""
+
+ENGINE_GIB = 8.0
+"""Host memory of an engine for each of its GPUs, which a trial does not spend on a copy."""
+
+
+class Arrival:
+    """The weights as one trial waits for them.
+
+    Args:
+        run_dir: the run.
+        run: its record.
+        node: where the trial runs.
+        round_number: of its round, which has a keeper on the node, unless it is anywhere.
+        anywhere: the scheduler has chosen the node, which has no keeper.
+    """
+
+    def __init__(
+        self, run_dir: RunDir, run: Run, node: str, round_number: int, *, anywhere: bool
+    ) -> None:
+        self._dir, self._run, self._node, self._anywhere = run_dir, run, node, anywhere
+        self._keeper = run_dir.stage(round_number, node)
+
+    def wait(self, weights: StagedWeights) -> None:
+        """Wait until the keeper has copied the weights. Copy them if it died or never began.
+
+        What a trial copies counts as memory of its own job. There is room for it where the job is
+        the whole node's, and where it is known that no keeper comes.
+        """
+        stage = self._run.settings.stage
+        spare = max(0.0, self._run.settings.trial.memory_gib - ENGINE_GIB)
+        most = spare * self._run.tensor_parallel * 2**30
+        if stage.where == "none":
+            most = 0.0
+        elif stage.in_files or self._run.exclusive or self._anywhere:
+            most = math.inf
+        give_up = time.monotonic() + KEEPER_PATIENCE_SECONDS
+        while not weights.ready(self._run.checkpoint.identity):
+            # `copy` does nothing while the keeper, or another trial, is copying.
+            late = (
+                weights.begun()
+                or stage.where == "none"
+                or self._has_no_keeper()
+                or self._keeper_is_elsewhere(weights)
+                or time.monotonic() > give_up
+            )
+            if late and weights.copy(self._run.checkpoint, most_bytes=most):
+                copies = self._dir.copies(self._node)
+                measurements.append_copy(copies, weights.copy_seconds, self._run.checkpoint)
+                return
+            time.sleep(0.1)
+
+    def _has_no_keeper(self) -> bool:
+        """Return whether the node never gets a keeper, or its keeper has failed."""
+        if self._anywhere:
+            return True
+        keeper = _files.read_record_if_there(self._keeper, StageProgress)
+        return keeper is not None and keeper.state == "failed"
+
+    def _keeper_is_elsewhere(self, weights: StagedWeights) -> bool:
+        """Return whether the keeper has weights in a folder that this job does not see."""
+        keeper = _files.read_record_if_there(self._keeper, StageProgress)
+        # Its folder is there before it records the first bytes, so it is looked for afterwards.
+        if keeper is None or not keeper.done_bytes or weights.begun():
+            return False
+        print(
+            f"the keeper's weights are not in {weights.folder} of this job: each job seems to have "
+            f"a {self._run.settings.stage.folder} of its own, so this trial gets its own weights. "
+            "Set [stage] where to `local DIR`, a folder that all jobs of a node see, or to `none`",
+            flush=True,
+        )
+        return True
+
 
 WATCH_SECONDS = 1.0
 """Time between two looks at whether the node is released."""

@@ -29,11 +29,11 @@ from coordinate_eval.evaluators.judged.prompts import (
     judge_question,
     rubric_digest,
 )
-from coordinate_eval.evaluators.judged.style import differences
 from coordinate_eval.evaluators.judged.verdicts import (
     STYLE_CONTROLLED,
     Verdict,
     battles,
+    differences,
     document_metrics,
     look_for_verdict,
     main_metric,

@@ -27,8 +27,8 @@ from coordinate_eval.errors import CoordinateError, DataMissing, UserError
 from coordinate_eval.evaluators.harness.code_eval import asks_code_eval
 from coordinate_eval.evaluators.harness.prompts.conversation import Conversation
 from coordinate_eval.evaluators.harness.tasks import task_names
-from coordinate_eval.evaluators.harness.tasks.data_files import data_sources
 from coordinate_eval.evaluators.harness.tasks.judged_task import NOBODY, Count, JudgedTask, Panel
+from coordinate_eval.evaluators.harness.tasks.made_from import data_sources
 from coordinate_eval.evaluators.harness.tasks.task_names import NO_HUB, KeptTasks, no_such_task
 from coordinate_eval.records import PYTHON, Dataset
 
