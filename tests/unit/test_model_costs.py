@@ -129,7 +129,7 @@ MODELS = {
         116.83, 5.13, 2 * 36 * 8 * 64 * 2, 60.8 * 2**30 / 1e9, without=1,
         windowed=36 * 8 * 64 * 2,
     ),
-    # Model card: 17B active, 400B; three of four layers attend to chunks of 8,192 tokens.
+    # Model card: 17B active, 400B. Engines keep more than the chunks that its layers attend to.
     "Llama 4 Maverick": Published(
         {
             "model_type": "llama4",
@@ -139,7 +139,7 @@ MODELS = {
                 num_local_experts=128, interleave_moe_layer_step=2, attention_chunk_size=8192,
             ),
         },
-        400, 17, 2 * 48 * 8 * 128 * 2, 800, windowed=2 * 36 * 8 * 128 * 2,
+        400, 17, 2 * 48 * 8 * 128 * 2, 800,
     ),
     # "Jamba-1.5: Hybrid Transformer-Mamba Models at Scale", 2024; 9 GB of cache for 256K tokens.
     "Jamba 1.5 Large": Published(

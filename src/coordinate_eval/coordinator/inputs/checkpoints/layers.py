@@ -26,10 +26,10 @@ LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """Names of the number of layers."""
 
 _MOST_LAYERS = 10_000  # above any model's, and counted one by one
-_WINDOWS = (
-    "sliding_window", "attention_chunk_size", "sliding_window_size", "attention_window_size",
-    "window_size",
-)  # fmt: skip
+_WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
+"""Names of the tokens that layers with a window keep. Of chunks (Llama 4), vLLM keeps all of them:
+`VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE` is off."""
+
 _INNER = ("attn_config", "ffn_config", "linear_attn_config", "ssm_cfg")
 """Parts of some configs in which entries of the whole model lie."""
 
@@ -37,9 +37,9 @@ _PATTERN: Final[Mapping[str, Mixer]] = {"M": "state", "*": "full", "-": "none", 
 """Letters of Nemotron-H's `hybrid_override_pattern`."""
 
 _STATEFUL = ("linear", "mamba", "conv", "recurrent", "lightning", "delta", "kda", "ssm", "rwkv")
-_WINDOWED = ("sliding", "window", "local", "chunk")
+_WINDOWED = ("sliding", "window", "local")
 _STATE_ONLY = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
-_EVERY_OTHER_FULL = {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "gemma3_text": 6, "llama4_text": 4}
+_EVERY_OTHER_FULL = {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "gemma3_text": 6}
 """By type, of how many layers the last attends to all tokens, where the config does not say."""
 
 
@@ -151,7 +151,7 @@ def _windowed(config: TextConfig, count: int) -> list[Mixer]:
     if config.given.get("use_sliding_window") is True:  # Qwen
         first = config.number("max_window_layers") or 0
         return ["window" if i >= first else "full" for i in range(count)]
-    names = ("sliding_window_pattern", "_sliding_window_pattern", "no_rope_layer_interval")
+    names = ("sliding_window_pattern", "_sliding_window_pattern")
     period = config.number(*names) or _EVERY_OTHER_FULL.get(config.kind)
     if period is None:
         return ["window"] * count
