@@ -88,11 +88,6 @@ class Incident(Record):
         return self.cause.words if self.cause is not None and self.known else ""
 
     @property
-    def error(self) -> str:
-        """Return the message without the node's name, so that equal errors of nodes are equal."""
-        return self.message.replace(self.node, "NODE") if self.node else self.message
-
-    @property
     def remedy(self) -> Remedy:
         """Return what follows from the cause."""
         return self.cause.remedy if self.cause is not None else Remedy.ANOTHER_NODE
@@ -147,6 +142,11 @@ class Incident(Record):
     def of_hardware(self) -> bool:
         """Return whether only a faulty node can have brought it about."""
         return self.of_node and self.reason in _OF_HARDWARE
+
+
+def without_node(message: str, node: str) -> str:
+    """Return a message without a node's name, so that equal errors of nodes are equal."""
+    return message.replace(node, "NODE") if node else message
 
 
 def keeper_id(round_number: int, node: str) -> str:

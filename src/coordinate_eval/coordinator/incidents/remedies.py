@@ -17,7 +17,12 @@ from typing import Any, NamedTuple
 from coordinate_eval import _files
 from coordinate_eval._engines import kind_of
 from coordinate_eval.clusters.protocol import End
-from coordinate_eval.coordinator.incidents.incident import Incident, keeper_id, read_incidents
+from coordinate_eval.coordinator.incidents.incident import (
+    Incident,
+    keeper_id,
+    read_incidents,
+    without_node,
+)
 from coordinate_eval.coordinator.run.claiming.claims import (
     OF_DATASETS,
     ClaimEnd,
@@ -166,7 +171,9 @@ def _what(incident: Incident) -> str | None:
     starved = isinstance(incident.kind, Pullers) and incident.reason == "Out of Memory"
     if incident.stops or (starved and incident.before_work):
         return incident.reason
-    return incident.error if incident.said in ("input", "engine start") else None
+    if incident.said in ("input", "engine start"):
+        return without_node(incident.message, incident.node)
+    return None
 
 
 class IdleRounds(NamedTuple):

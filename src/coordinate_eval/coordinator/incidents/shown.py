@@ -9,7 +9,7 @@ from coordinate_eval import _files
 from coordinate_eval._format import duration, plural
 from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided, suspected_nodes
 from coordinate_eval.coordinator.incidents.causes import cause_of, find
-from coordinate_eval.coordinator.incidents.incident import Incident, read_incidents
+from coordinate_eval.coordinator.incidents.incident import Incident, read_incidents, without_node
 from coordinate_eval.coordinator.incidents.observe import failed_jobs, recorded
 from coordinate_eval.coordinator.incidents.remedies import lighter_load
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
@@ -37,18 +37,13 @@ class FailedJob(NamedTuple):
     cause: Cause
     done: str = ""
 
-    @property
-    def error(self) -> str:
-        """Return the message without the node's name, so that equal errors of nodes are equal."""
-        return self.message.replace(self.node, "NODE") if self.node else self.message
-
 
 def report_failures(run_dir: RunDir) -> list[str]:
     """Return a line for each error since the run was last resumed: who met it, and a log."""
     alike: dict[tuple[str, str], list[FailedJob]] = {}
     rules = shipped()
     for job in [*_failed(run_dir, rules, MOST_LOG_BYTES), *_refused(run_dir, rules)]:
-        alike.setdefault((job.kind, job.error), []).append(job)
+        alike.setdefault((job.kind, without_node(job.message, job.node)), []).append(job)
     lines = []
     for (kind, _), group in alike.items():
         last = group[-1]

@@ -184,7 +184,7 @@ def node_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
     )
 
 
-def is_whole(job: Job) -> bool:
+def is_one_job(job: Job) -> bool:
     """Return whether a job runs the keeper and all trials of a node in one task."""
     return job.argv[len(program("")) :][:1] == ("_node",)
 

@@ -236,7 +236,7 @@ def hanging_trials(run: Run, facts: Facts) -> list[Action]:
             )  # fmt: skip
         # In a job for a whole node the process that started the trial ends it, unless the job is
         # suspended, and that process with it.
-        by_itself = facts.is_whole(run, task.name) and not task.suspended
+        by_itself = facts.is_one_job(run, task.name) and not task.suspended
         actions += _end(incident, task, () if by_itself else (facts.id_of(run, task),), held)
     return actions
 

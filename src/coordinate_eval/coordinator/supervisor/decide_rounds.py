@@ -89,7 +89,7 @@ def _by_node(run: Run, facts: Facts) -> Iterator[tuple[str, int, int]]:
                 released = (round_.number, node.name) in facts.released
                 yield node.name, 0, 0 if released else node.trials
                 continue
-            of_task = node.trials if facts.is_whole(run, name) else 1
+            of_task = node.trials if facts.is_one_job(run, name) else 1
             states = [task.state for task in facts.alive(name)]
             waiting = states.count(State.PENDING)
             yield node.name, of_task * states.count(State.RUNNING), of_task * waiting

@@ -302,7 +302,7 @@ class Supervisor:
         if isinstance(action, Finish):
             return action
         if isinstance(action, MakePlan):
-            return self._make_plan()
+            return self._plan()
         if isinstance(action, NewRound):
             return self._search.new_round(self._run, action, facts)
         if isinstance(action, Submit):
@@ -344,7 +344,7 @@ class Supervisor:
         for refused in refuse(self._dir, self._run):
             self._tell(refused)
 
-    def _make_plan(self) -> Finish | bool:
+    def _plan(self) -> Finish | bool:
         """Plan the run if there are nodes for it now. Return how it ends, or if it has a plan."""
         planned = self._search.plan(self._run)
         if planned is None or isinstance(planned, Finish):

@@ -166,21 +166,21 @@ class Facts(PollFacts, WorkFacts, RoundFacts, TroubleFacts, MemoryFacts):
         for task in self.tasks:
             if task.state is State.RUNNING and task.name in nodes:
                 round_, node = nodes[task.name]
-                whole = self.is_whole(run, task.name)
+                whole = self.is_one_job(run, task.name)
                 for index in range(node.trials) if whole else [task.index]:
                     trial = jobs.trial_id(node.name, index, round_.number)
                     found[trial] = (round_.number, node.name), task
         return found
 
-    def is_whole(self, run: Run, name: str) -> bool:
+    def is_one_job(self, run: Run, name: str) -> bool:
         """Return whether the job of this name runs all trials of its node in one task."""
         submitted = self.submitted.get(name)
-        return run.exclusive or (submitted is not None and jobs.is_whole(submitted.job))
+        return run.exclusive or (submitted is not None and jobs.is_one_job(submitted.job))
 
     def id_of(self, run: Run, task: TaskStatus) -> str:
         """Return the id that cancels one task of a submitted job, and no other."""
         found = self.submitted.get(task.name)
-        array = not self.is_whole(run, task.name) and found is not None and found.job.count > 1
+        array = not self.is_one_job(run, task.name) and found is not None and found.job.count > 1
         return f"{task.job_id}_{task.index}" if array else task.job_id
 
     def of_pullers(self, kind: Pullers) -> list[Incident]:

@@ -4,15 +4,12 @@ No GPU is used, unless the judge is a checkpoint.
 """
 
 import os
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 
-from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.cli.inquire.runs import find
-from coordinate_eval.coordinator.cli.launch.foreground import announce, supervise
-from coordinate_eval.coordinator.cli.launch.run import ask, forget, remember
+from coordinate_eval.coordinator.cli.launch.run import ask, begin, remember
 from coordinate_eval.coordinator.cli.output import say
 from coordinate_eval.coordinator.inputs import clusters, judge
 from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint
@@ -22,9 +19,7 @@ from coordinate_eval.coordinator.inputs.suites.suite import check_tasks, narrow
 from coordinate_eval.coordinator.planning.judge_plan import judge_of, nodes_of_judge, place_of
 from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.records import Run, read_run
-from coordinate_eval.coordinator.run.starting.create import start_supervisor
 from coordinate_eval.coordinator.run.starting.rescoring import create_rescoring, rescoring
-from coordinate_eval.errors import SubmitRefused, UserError
 from coordinate_eval.evaluators.engines import base as engines
 
 
@@ -59,17 +54,7 @@ def rescore_run(
             "and answers on GPUs that are free when they are written"
         )
     with working_in(str(work_folder(found))), cluster:
-        try:
-            if cluster.local or wait:
-                return supervise(found, made, cluster, as_json=as_json, strict=True)
-            supervised = start_supervisor(found, made, cluster)
-        except (SubmitRefused, UserError):
-            if not (_files.names(found.jobs_folder) or found.results.exists()):
-                shutil.rmtree(found.root)
-                forget(settings, made.id)
-            raise
-    announce(found, made, supervised, as_json=as_json)
-    return 0
+        return begin(found, made, cluster, wait=wait, as_json=as_json)
 
 
 def _check_judge(made: Run) -> int:

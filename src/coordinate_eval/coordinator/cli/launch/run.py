@@ -145,16 +145,25 @@ def _start_new(
         _say_who_has_one(settings, made.id, found.root)
         remember(settings, made.id, found.root)
         say_windows(made)
-        try:
-            if cluster.local or wait:
-                return supervise(found, made, cluster, as_json=as_json, strict=True)
-            supervised = start_supervisor(found, made, cluster)
-        except (SubmitRefused, UserError):
-            if not (_files.names(found.jobs_folder) or found.results.exists()):
-                shutil.rmtree(found.root)
-                forget(settings, made.id)
-            raise
-    announce(found, made, supervised, as_json=as_json)
+        return begin(found, made, cluster, wait=wait, as_json=as_json)
+
+
+def begin(found: RunDir, run: Run, cluster: Cluster, *, wait: bool, as_json: bool) -> int:
+    """Supervise a new run here, or submit its supervisor; return the exit status.
+
+    Raises:
+        SubmitRefused, UserError: its first job is refused. Nothing is left of the run then.
+    """
+    try:
+        if cluster.local or wait:
+            return supervise(found, run, cluster, as_json=as_json, strict=True)
+        supervised = start_supervisor(found, run, cluster)
+    except (SubmitRefused, UserError):
+        if not (_files.names(found.jobs_folder) or found.results.exists()):
+            shutil.rmtree(found.root)
+            forget(run.settings, run.id)
+        raise
+    announce(found, run, supervised, as_json=as_json)
     return 0
 
 
