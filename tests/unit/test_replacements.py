@@ -123,22 +123,6 @@ def test_what_lost_trials_held_is_waited_for() -> None:
     assert asked(lost(5, running=0, open_claims=orphan)) == 6
 
 
-def cancelled(found: d.Facts) -> set[str]:
-    """Tasks that are cancelled."""
-    actions = decide(RUN, DIR, found)
-    return {job for action in actions if isinstance(action, d.Cancel) for job in action.job_ids}
-
-
-def test_a_trial_that_waits_until_nothing_is_left_for_it_is_cancelled() -> None:
-    waiting = jobs.trials_name(RUN, 0, "n0")
-    late = lost(10, running=2, pending=1, now=1100)
-    assert cancelled(late) == {f"{waiting}_2"}
-    assert cancelled(replace(late, now=1030)) == set()  # it may start at any moment
-    assert cancelled(lost(11, running=2, pending=1, now=1100)) == set()
-    assert cancelled(lost(10, running=0, pending=1, now=1100)) == set()  # the only hope
-    assert cancelled(replace(late, pace=None)) == set()  # none has answered
-
-
 @given(
     left=st.integers(0, 400),
     running=st.integers(0, 32),

@@ -56,11 +56,11 @@ def end_vain_wait(run: Run, facts: Facts) -> list[Action]:
     of_round = jobs.is_trials(run, first.name) or jobs.is_keeper(run, first.name)
     if of_round and facts.idle_rounds + facts.waits < 2:
         ids = {facts.id_of(run, task) for task in awaited}
-        return [Cancel(tuple(sorted(ids)), in_words(first))]
-    return [Finish(f"{in_words(first)}; {first.cure}")]
+        return [Cancel(tuple(sorted(ids)), why_it_waits(first))]
+    return [Finish(f"{why_it_waits(first)}; {first.cure}")]
 
 
-def in_words(task: TaskStatus) -> str:
+def why_it_waits(task: TaskStatus) -> str:
     """Return that a task never starts, and why."""
     return f"job {task.job_id} never starts: {task.means} (the scheduler says: {task.reason})"
 

@@ -62,13 +62,6 @@ def missing_trials(run: Run, facts: Facts) -> int:
     return max(0, min(wanted - running - coming, len(claimable) - coming))
 
 
-def pays_no_more(run: Run, facts: Facts) -> bool:
-    """Return whether the trials that answer will have claimed everything when another is ready."""
-    running, _ = count_trials(run, facts)
-    claimable = seconds_of(run, facts, facts.claimable["outputs"])
-    return facts.pace is not None and running > 0 and claimable <= running * facts.ready_seconds
-
-
 def count_trials(run: Run, facts: Facts) -> tuple[int, int]:
     """Return how many trials run, and how many are to come: pending ones, or not submitted yet."""
     found = list(_by_node(run, facts))
@@ -169,11 +162,6 @@ def _trials(run: Run, facts: Facts, key: NodeKey, trials: str) -> list[Action]:
     if not facts.unpublished:
         pending = [t for t in facts.alive(trials) if t.state is State.PENDING]
         return cancel(run, facts, pending, "no shard is left")
-    if facts.now - facts.submitted[trials].time > facts.ready_seconds and pays_no_more(run, facts):
-        pending = [t for t in facts.alive(trials) if t.state is State.PENDING]
-        return cancel(
-            run, facts, pending, "those that run will have begun all shards before it starts"
-        )
     # No other node is free sooner than this machine.
     here = facts.cores is not None
     return cancel_late(run, facts, trials, patient=here or key[1] == ANY_NODE)
