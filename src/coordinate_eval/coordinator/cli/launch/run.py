@@ -221,19 +221,8 @@ def show_plan(
                 "leave out --plan"
             )
         cluster = clusters.by_name(clusters.DESCRIBED, settings)
-        offer = offer_of_file(cluster.name, cluster_file.load(Path(settings.cluster)), time.time())
-        inputs = _with_counted_items(inputs)
-        run = new_run(inputs, cluster.name, offer.now, exclusive=offer.exclusive)
-        run = with_context(run, {})
         with quiet_libraries(verbose=verbose):
-            planned = plan_run(
-                run,
-                offer,
-                _nodes_or_none_yet(run, offer),
-                {},
-                judging=plan_judge(run, offer, {}),
-                what_if=what_if,
-            )
+            offer, planned = _plan_described(inputs, cluster, what_if=what_if)
         if not as_json:
             left_out = suite.without_task(inputs.suite)
             left_out |= suite.without_judge(inputs.suite, settings.judge)
@@ -315,6 +304,17 @@ def _nodes_or_none_yet(
         words = str(error).splitlines()[0] if run.settings.queue else str(error)
         tell(f"{words}\nthis plan is for when GPUs are free")
         return queued_nodes(run, offer)
+
+
+def _plan_described(inputs: Inputs, cluster: Cluster, *, what_if: bool) -> tuple[Offer, PlannedRun]:
+    """Plan on what a cluster file describes. Nothing is built for that."""
+    described = cluster_file.load(Path(inputs.settings.cluster))
+    offer = offer_of_file(cluster.name, described, time.time())
+    inputs = _with_counted_items(inputs)
+    run = new_run(inputs, cluster.name, offer.now, exclusive=offer.exclusive)
+    run = with_context(run, {})
+    chosen, judging = _nodes_or_none_yet(run, offer), plan_judge(run, offer, {})
+    return offer, plan_run(run, offer, chosen, {}, judging=judging, what_if=what_if)
 
 
 def _plan_now(
