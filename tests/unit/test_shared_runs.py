@@ -117,7 +117,7 @@ def test_a_run_that_another_process_has_just_made_is_told_as_ones_own(
     joined = partial(launch._join, run_dir, FakeCluster(), Settings(), wait=False)
     assert joined(as_json=True) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "run": run.id, "dir": str(run_dir.root), "job": None,
+        "run": run.id, "dir": str(run_dir.root), "job": None, "state": "submitted", "request": None,
     }  # fmt: skip
     assert joined(as_json=False) == 0
     assert capsys.readouterr().out == f"{run_dir.root}\n"
