@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from coordinate_eval.coordinator.cli.options import common
-from coordinate_eval.coordinator.cli.options.parsing import OUTPUT
+from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, option
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.errors import UserError
 
@@ -20,31 +20,34 @@ DiagnosedJobs = Annotated[
 ]
 Ended = Annotated[
     str | None,
-    typer.Option(
-        "--end",
-        metavar="TEXT",
-        help='How the job of LOG ended: state, reason and exit code of Slurm, as in "TIMEOUT '
+    option(
+        "",
+        "TEXT",
+        'How the job of LOG ended: state, reason and exit code of Slurm, as in "TIMEOUT '
         'TimeLimit 0:15".',
+        "--end",
     ),
 ]
 Ask = Annotated[
     bool,
-    typer.Option(
-        "--ask",
-        help="Where no rule knows the cause, ask the model that the settings of [diagnosis] name. "
+    option(
+        "",
+        "",
+        "Where no rule knows the cause, ask the model that the settings of [diagnosis] name. "
         "It is sent lines of the logs, which may hold secrets.",
+        "--ask",
     ),
 ]
 Confirm = Annotated[
-    bool,
-    typer.Option("--confirm", help="Make a rule of what the model has said of these logs."),
+    bool, option("", "", "Make a rule of what the model has said of these logs.", "--confirm")
 ]
 Compressed = Annotated[
     bool,
-    typer.Option(
+    option(
+        OUTPUT,
+        "",
+        "Print the lines that the rules read: LOG without what says that all goes well.",
         "--compressed",
-        help="Print the lines that the rules read: LOG without what says that all goes well.",
-        rich_help_panel=OUTPUT,
     ),
 ]
 RunNames = Annotated[
@@ -71,113 +74,84 @@ Changed = Annotated[
 ]
 Compared = Annotated[
     list[str] | None,
-    typer.Option(
-        "--dataset", metavar="NAME", help="Compare this dataset only. May be given several times."
-    ),
+    option("", "NAME", "Compare this dataset only. May be given several times.", "--dataset"),
 ]
 Anyway = Annotated[
-    bool,
-    typer.Option("--anyway", help="Compare although the runs have asked or scored differently."),
+    bool, option("", "", "Compare although the runs have asked or scored differently.", "--anyway")
 ]
 Ledger = Annotated[
-    bool,
-    typer.Option(
-        "--ledger",
-        help="Show where the GPU time went, and what to change next.",
-        rich_help_panel=OUTPUT,
-    ),
+    bool, option(OUTPUT, "", "Show where the GPU time went, and what to change next.", "--ledger")
 ]
 Follow = Annotated[
     bool,
-    typer.Option(
+    option(
+        OUTPUT,
+        "",
+        "Refresh until the run ends. Ctrl-C stops watching and leaves the run alone.",
         "--follow",
         "-f",
-        help="Refresh until the run ends. Ctrl-C stops watching and leaves the run alone.",
-        rich_help_panel=OUTPUT,
     ),
 ]
 ScoredDataset = Annotated[
-    str | None,
-    typer.Option("--dataset", help="Show the main score of this dataset.", metavar="NAME"),
+    str | None, option("", "NAME", "Show the main score of this dataset.", "--dataset")
 ]
-MostRuns = Annotated[
-    int, typer.Option("--limit", min=1, help="Show the N newest runs.", metavar="N")
-]
+MostRuns = Annotated[int, option("", "N", "Show the N newest runs.", "--limit", min=1)]
 SampledDataset = Annotated[
     str | None,
-    typer.Option(
-        "--dataset", metavar="NAME", help="Show samples of this dataset.",
-        show_default="the only one of the run",
+    option(
+        "", "NAME", "Show samples of this dataset.", "--dataset", shown="the only one of the run"
     ),
-]  # fmt: skip
+]
 Items = Annotated[
-    list[int] | None,
-    typer.Option("--item", metavar="N", help="Show this item, counted from 0; may be repeated."),
+    list[int] | None, option("", "N", "Show this item, counted from 0; may be repeated.", "--item")
 ]
 Wrong = Annotated[
     bool,
-    typer.Option("--wrong", help="Show the items that are not right, or of graded ones the worst."),
+    option("", "", "Show the items that are not right, or of graded ones the worst.", "--wrong"),
 ]
 OtherRun = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "",
+        "OTHER",
+        "Show the items that only one of RUN and OTHER gets right, or that differ most.",
         "--diff",
-        metavar="OTHER",
-        help="Show the items that only one of RUN and OTHER gets right, or that differ most.",
     ),
 ]
 MostItems = Annotated[
     int | None,
-    typer.Option(
-        "--limit",
-        min=1,
-        metavar="N",
-        help="Show at most N items.",
-        show_default="10; all with --json or --output",
+    option(
+        "", "N", "Show at most N items.", "--limit", shown="10; all with --json or --output", min=1
     ),
 ]
 SamplesJson = Annotated[
     bool,
-    typer.Option(
+    option(
+        OUTPUT,
+        "",
+        "Print a line of JSON for each sample, as lm_eval --log_samples writes it.",
         "--json",
-        help="Print a line of JSON for each sample, as lm_eval --log_samples writes it.",
-        rich_help_panel=OUTPUT,
     ),
 ]
 SampleFiles = Annotated[
     Path | None,
-    typer.Option(
-        "--output",
-        metavar="DIR",
-        help="Write a file of such lines for each task into this folder.",
-        rich_help_panel=OUTPUT,
-    ),
+    option(OUTPUT, "DIR", "Write a file of such lines for each task into this folder.", "--output"),
 ]
 InReport = Annotated[
-    bool,
-    typer.Option(
-        "--report",
-        help="Write report.html of the run again, with these samples.",
-        rich_help_panel=OUTPUT,
-    ),
+    bool, option(OUTPUT, "", "Write report.html of the run again, with these samples.", "--report")
 ]
 OutputFormat = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="table, csv, json or markdown; of one run also lm_eval, the harness's results file, "
+    option(
+        OUTPUT,
+        "NAME",
+        "table, csv, json or markdown; of one run also lm_eval, the harness's results file, "
         "and model-card, a table in Markdown.",
-        show_default="table",
-        rich_help_panel=OUTPUT,
+        shown="table",
     ),
 ]
-Csv = Annotated[
-    bool,
-    typer.Option("--csv", help="Print comma-separated values.", rich_help_panel=OUTPUT),
-]
-Markdown = Annotated[
-    bool, typer.Option("--markdown", help="Print a Markdown table.", rich_help_panel=OUTPUT)
-]
+Csv = Annotated[bool, option(OUTPUT, "", "Print comma-separated values.", "--csv")]
+Markdown = Annotated[bool, option(OUTPUT, "", "Print a Markdown table.", "--markdown")]
 SuiteName = Annotated[
     str | None,
     typer.Argument(
@@ -188,19 +162,13 @@ SuiteName = Annotated[
 ]
 ModelSize = Annotated[
     str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="Predict for a model with this many parameters: 350m.",
-        show_default="7b",
-    ),
+    option("", "SIZE", "Predict for a model with this many parameters: 350m.", shown="7b"),
 ]
 PredictedCheckpoint = Annotated[
-    Path | None, typer.Option(metavar="CKPT", help="Predict for this checkpoint instead.")
+    Path | None, option("", "CKPT", "Predict for this checkpoint instead.")
 ]
-GpuType = Annotated[str, typer.Option(metavar="NAME", help="Type of the GPUs.")]
-TensorParallel = Annotated[
-    int, typer.Option(min=1, max=1024, metavar="N", help="GPUs of one trial.")
-]
+GpuType = Annotated[str, option("", "NAME", "Type of the GPUs.")]
+TensorParallel = Annotated[int, option("", "N", "GPUs of one trial.", min=1, max=1024)]
 
 
 def register(app: typer.Typer) -> None:

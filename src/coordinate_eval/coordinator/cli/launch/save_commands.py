@@ -11,6 +11,7 @@ import typer
 
 from coordinate_eval.coordinator.cli.options import common, launching, parsing
 from coordinate_eval.coordinator.cli.options.asked import AskedPrompts, AskedRun, spread
+from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.errors import CoordinateError, UserError
 
 _WATCH = "What to watch"
@@ -25,68 +26,49 @@ _Folder = Annotated[
 ]
 _Pattern = Annotated[
     str | None,
-    typer.Option(
-        metavar="PATTERN",
-        help="Names of checkpoints below DIR: 'step-{step}', 'run-*/iter_{step}/hf'.",
-        show_default="every folder whose name tells a step",
-        rich_help_panel=_WATCH,
+    option(
+        _WATCH,
+        "PATTERN",
+        "Names of checkpoints below DIR: 'step-{step}', 'run-*/iter_{step}/hf'.",
+        shown="every folder whose name tells a step",
     ),
 ]
-_Once = Annotated[
-    bool, typer.Option("--once", help="Look once and return.", rich_help_panel=_WATCH)
-]
-_Every = Annotated[
-    float,
-    typer.Option(
-        parser=parsing.seconds, metavar="TIME", help="Time between two looks.",
-        rich_help_panel=_WATCH,
-    ),
-]  # fmt: skip
+_Once = Annotated[bool, option(_WATCH, "", "Look once and return.", "--once")]
+_Every = Annotated[float, option(_WATCH, "TIME", "Time between two looks.", parser=parsing.seconds)]
 _Quiet = Annotated[
     float,
-    typer.Option(
-        parser=parsing.seconds, metavar="TIME",
-        help="A checkpoint is finished if it is whole and unchanged for this time.",
-        rich_help_panel=_WATCH,
+    option(
+        _WATCH,
+        "TIME",
+        "A checkpoint is finished if it is whole and unchanged for this time.",
+        parser=parsing.seconds,
     ),
-]  # fmt: skip
+]
 _Marker = Annotated[
     str | None,
-    typer.Option(
-        metavar="FILE",
-        help="A checkpoint is finished when it has this file, or when a file of this name in DIR "
+    option(
+        _WATCH,
+        "FILE",
+        "A checkpoint is finished when it has this file, or when a file of this name in DIR "
         "names it or a later one.",
-        show_default="STABLE or _SUCCESS, if other checkpoints of the run have one",
-        rich_help_panel=_WATCH,
+        shown="STABLE or _SUCCESS, if other checkpoints of the run have one",
     ),
 ]
 _Most = Annotated[
     int | None,
-    typer.Option(
-        min=1, metavar="N", help="Have at most N runs at once.",
-        show_default="4; 1 on one machine", rich_help_panel=_WATCH,
-    ),
-]  # fmt: skip
+    option(_WATCH, "N", "Have at most N runs at once.", shown="4; 1 on one machine", min=1),
+]
 _Cron = Annotated[
     bool,
-    typer.Option(
-        "--cron",
-        help="Print the line for `crontab -e`, and write the file that it runs.",
-        rich_help_panel=_WATCH,
+    option(
+        _WATCH, "", "Print the line for `crontab -e`, and write the file that it runs.", "--cron"
     ),
 ]
 _Log = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Append all output to FILE, each line with time and DIR.",
-        rich_help_panel=_WATCH,
-    ),
-]  # fmt: skip
+    Path | None, option(_WATCH, "FILE", "Append all output to FILE, each line with time and DIR.")
+]
 _DryWatch = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run", help="With --once: say what would be evaluated.", rich_help_panel=_WATCH
-    ),
+    bool, option(_WATCH, "", "With --once: say what would be evaluated.", "--dry-run")
 ]
 
 
@@ -98,26 +80,16 @@ _PrefetchedFor = Annotated[
         show_default="that of your latest run",
     ),
 ]
-_Checkpoint = Annotated[
-    Path | None,
-    typer.Option(metavar="CKPT", help="The same as CKPT.", rich_help_panel="What to evaluate"),
-]
+_Checkpoint = Annotated[Path | None, option("What to evaluate", "CKPT", "The same as CKPT.")]
 _Jobs = Annotated[
     int | None,
-    typer.Option(
-        min=1, max=1024, metavar="N", help="Build with at most N processes.",
-        show_default="one for each core",
-    ),
-]  # fmt: skip
+    option("", "N", "Build with at most N processes.", shown="one for each core", min=1, max=1024),
+]
 
 
 _Verbose = Annotated[
-    bool,
-    typer.Option(
-        "--verbose", "-v", help="Show the warnings of other libraries.",
-        rich_help_panel="Run and output",
-    ),
-]  # fmt: skip
+    bool, option("Run and output", "", "Show the warnings of other libraries.", "--verbose", "-v")
+]
 
 
 def register(app: typer.Typer) -> None:

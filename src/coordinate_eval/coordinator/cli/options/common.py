@@ -5,37 +5,32 @@ from typing import Annotated
 
 import typer
 
-from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, WHAT, WHERE
+from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, WHAT, WHERE, option
 
-Json = Annotated[
-    bool,
-    typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=OUTPUT),
-]
+Json = Annotated[bool, option(OUTPUT, "", "Print one JSON document on stdout.", "--json")]
 SettingsFile = Annotated[
     Path | None,
-    typer.Option(
-        "--settings",
-        metavar="FILE",
-        help="Read settings from this TOML file.",
-        show_default="your config.toml",
-        rich_help_panel=OUTPUT,
+    option(
+        OUTPUT, "FILE", "Read settings from this TOML file.", "--settings", shown="your config.toml"
     ),
 ]
 Wait = Annotated[
     bool,
-    typer.Option(
+    option(
+        OUTPUT,
+        "",
+        "Supervise in this terminal until the run ends, then print the scores.",
         "--wait",
-        help="Supervise in this terminal until the run ends, then print the scores.",
-        rich_help_panel=OUTPUT,
     ),
 ]
 Verbose = Annotated[
     bool,
-    typer.Option(
+    option(
+        OUTPUT,
+        "",
+        "Show the warnings of other libraries, and the job scripts of a dry run.",
         "--verbose",
         "-v",
-        help="Show the warnings of other libraries, and the job scripts of a dry run.",
-        rich_help_panel=OUTPUT,
     ),
 ]
 RunName = Annotated[
@@ -44,59 +39,35 @@ RunName = Annotated[
 ]
 Metric = Annotated[
     str | None,
-    typer.Option(
-        help="Show this metric instead, for the datasets that have it: acc, "
-        "exact_match,strict-match.",
-        metavar="NAME",
+    option(
+        "",
+        "NAME",
+        "Show this metric instead, for the datasets that have it: acc, exact_match,strict-match.",
     ),
 ]
 Only = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="NAMES",
-        help="Evaluate only these datasets; names or patterns: gsm8k,arc_*.",
-        rich_help_panel=WHAT,
-    ),
+    option(WHAT, "NAMES", "Evaluate only these datasets; names or patterns: gsm8k,arc_*."),
 ]
 Engine = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="vllm or transformers; simulated makes up the responses.",
-        show_default="vllm",
-        rich_help_panel=WHAT,
-    ),
+    option(WHAT, "NAME", "vllm or transformers; simulated makes up the responses.", shown="vllm"),
 ]
 JudgeUrl = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        help="OpenAI-compatible server of the judge: http://host:8000/v1.",
-        rich_help_panel=WHAT,
-    ),
+    str | None, option(WHAT, "URL", "OpenAI-compatible server of the judge: http://host:8000/v1.")
 ]
-JudgeModel = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="The judge's name on that server.", rich_help_panel=WHAT),
-]
+JudgeModel = Annotated[str | None, option(WHAT, "NAME", "The judge's name on that server.")]
 Cluster = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="slurm; local: this machine; ray: the Ray cluster of the setting ray.address; or a "
+    option(
+        WHERE,
+        "NAME",
+        "slurm; local: this machine; ray: the Ray cluster of the setting ray.address; or a "
         "cluster file, which describes nodes to plan on.",
-        show_default="slurm if it is configured, else local",
-        rich_help_panel=WHERE,
+        shown="slurm if it is configured, else local",
     ),
 ]
-Partition = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Slurm partition with the GPUs.", rich_help_panel=WHERE),
-]
-Account = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Slurm account.", rich_help_panel=WHERE)
-]
-Qos = Annotated[str | None, typer.Option(metavar="NAME", help="Slurm QOS.", rich_help_panel=WHERE)]
-Reservation = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Slurm reservation.", rich_help_panel=WHERE)
-]
+Partition = Annotated[str | None, option(WHERE, "NAME", "Slurm partition with the GPUs.")]
+Account = Annotated[str | None, option(WHERE, "NAME", "Slurm account.")]
+Qos = Annotated[str | None, option(WHERE, "NAME", "Slurm QOS.")]
+Reservation = Annotated[str | None, option(WHERE, "NAME", "Slurm reservation.")]

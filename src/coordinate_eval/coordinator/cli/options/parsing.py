@@ -80,3 +80,31 @@ def restraint(text: str) -> float | None:
 def _refuse_constant(constant: str) -> float:
     """Refuse NaN and the infinities, which Python reads and JSON does not have."""
     raise ValueError(f"{constant} is not a number")
+
+
+def option(
+    panel: str,
+    value: str,
+    meaning: str,
+    *names: str,
+    shown: str | bool = True,
+    **more: Any,  # noqa: ANN401 - typer's own parameters
+) -> Any:  # noqa: ANN401 - typer's own type
+    """Return an option of a command, which the help shows in a panel.
+
+    Args:
+        panel: title of the panel; empty for the one of all others.
+        value: word for what is typed after it; empty for a flag.
+        meaning: its help.
+        names: as they are typed; if there is none, the parameter's own.
+        shown: the default, in words.
+        more: what typer knows beside these.
+    """
+    return typer.Option(
+        *names,
+        metavar=value or None,
+        help=meaning,
+        show_default=shown,
+        rich_help_panel=panel or None,
+        **more,
+    )

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from coordinate_eval._format import duration, plain, plural
 from coordinate_eval.coordinator.cli.options import common, parsing
+from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -55,23 +56,15 @@ class _Source(NamedTuple):
 def show(
     checkpoint: Annotated[
         Path | None,
-        typer.Option(
-            metavar="CKPT", help="Predict for this checkpoint.", show_default="newest seen"
-        ),
+        option("", "CKPT", "Predict for this checkpoint.", shown="newest seen"),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Or for a model of this size, such as 7b or 350m."),
+        option("", "SIZE", "Or for a model of this size, such as 7b or 350m."),
     ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Type of GPU.", show_default="newest seen")
-    ] = None,
-    engine: Annotated[
-        str | None, typer.Option(metavar="NAME", help="vllm or transformers.", show_default="vllm")
-    ] = None,
-    suite: Annotated[
-        str | None, typer.Option(metavar="SUITE", help="A shipped suite's name, or a file.")
-    ] = None,
+    gpu: Annotated[str | None, option("", "NAME", "Type of GPU.", shown="newest seen")] = None,
+    engine: Annotated[str | None, option("", "NAME", "vllm or transformers.", shown="vllm")] = None,
+    suite: Annotated[str | None, option("", "SUITE", "A shipped suite's name, or a file.")] = None,
     as_json: common.Json = False,
     settings_file: common.SettingsFile = None,
 ) -> None:

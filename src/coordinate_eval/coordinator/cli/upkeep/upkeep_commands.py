@@ -5,54 +5,47 @@ from typing import Annotated
 import typer
 
 from coordinate_eval.coordinator.cli.options import common
-from coordinate_eval.coordinator.cli.options.parsing import WHERE
+from coordinate_eval.coordinator.cli.options.parsing import WHERE, option
 from coordinate_eval.coordinator.cli.upkeep import priors
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.errors import UserError
 
 InJobs = Annotated[
     bool,
-    typer.Option(
+    option(
+        WHERE,
+        "",
+        "Check the same in small jobs, one on each partition of the settings.",
         "--submit",
-        help="Check the same in small jobs, one on each partition of the settings.",
-        rich_help_panel=WHERE,
     ),
 ]
 TestNodes = Annotated[
     bool,
-    typer.Option(
+    option(
+        WHERE,
+        "",
+        "Find bad nodes: test all that are free, in pairs, on all GPUs that are free there.",
         "--nodes",
-        help="Find bad nodes: test all that are free, in pairs, on all GPUs that are free there.",
-        rich_help_panel=WHERE,
     ),
 ]
 TestedNodes = Annotated[
     str | None,
-    typer.Option(
-        "--nodelist",
-        "-w",
-        metavar="NAMES",
-        help="Test these nodes only: gpu[1-4,7]. Implies --nodes.",
-        rich_help_panel=WHERE,
+    option(
+        WHERE, "NAMES", "Test these nodes only: gpu[1-4,7]. Implies --nodes.", "--nodelist", "-w"
     ),
 ]
 OlderThan = Annotated[
     float | None,
-    typer.Option(
-        "--older-than", min=0, metavar="DAYS", help="Only runs not changed for this many days."
-    ),
+    option("", "DAYS", "Only runs not changed for this many days.", "--older-than", min=0),
 ]
 KeepNewest = Annotated[
-    int | None,
-    typer.Option("--keep", min=0, metavar="N", help="Leave the N newest runs as they are."),
+    int | None, option("", "N", "Leave the N newest runs as they are.", "--keep", min=0)
 ]
 Compacting = Annotated[
     bool,
-    typer.Option(
-        "--compact", help="Merge the many small files of complete runs, and remove no run."
-    ),
+    option("", "", "Merge the many small files of complete runs, and remove no run.", "--compact"),
 ]
-Sure = Annotated[bool, typer.Option("--yes", help="Do it. Without it runs are only listed.")]
+Sure = Annotated[bool, option("", "", "Do it. Without it runs are only listed.", "--yes")]
 
 
 def register(app: typer.Typer) -> None:
