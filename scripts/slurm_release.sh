@@ -3,9 +3,9 @@
 #
 #     scripts/slurm_release.sh trixie|sid COMMAND...
 #
-# trixie has Slurm 24.11, sid the newest. A release is a root of its own in $SLURM_ROOTS (default
-# /var/tmp/coordinate-eval-slurm), made by the first call in a few minutes; remove it to get newer
-# packages. The command finds this checkout and its .venv at their own paths, and has a /tmp, a /run
+# trixie has Slurm 24.11, sid the newest, and Apptainer. A release is a root of its own in
+# $SLURM_ROOTS (default /var/tmp/coordinate-eval-slurm), made by the first call in a few minutes;
+# remove it to get newer packages. The command finds this checkout and its .venv at their own paths, and has a /tmp, a /run
 # and a /dev/shm of its own. All of it ends with the command.
 set -euo pipefail
 
@@ -21,6 +21,8 @@ case $interpreter in
 esac
 
 make_root() {
+  local more=()
+  [ "$release" != sid ] || more+=(apptainer)
   command -v debootstrap >/dev/null || apt-get install -y -qq debootstrap
   rm -rf "$root"
   mkdir -p "$root"
@@ -34,7 +36,8 @@ make_root() {
   { grep -rlE 'Acquire::(http|Check)' /etc/apt/apt.conf.d || true; } |
     xargs -r cp -t "$root/etc/apt/apt.conf.d"
   inside bash -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
-    --no-install-recommends slurm-wlm slurm-client munge bubblewrap g++ procps iproute2 openssl'
+    --no-install-recommends slurm-wlm slurm-client munge bubblewrap g++ procps iproute2 openssl \
+    "$@"' make "${more[@]}"
   touch "$root/.made"
 }
 

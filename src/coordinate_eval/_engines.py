@@ -15,6 +15,9 @@ class EngineKind:
     packages: tuple[str, ...] = ()
     """Packages that it imports; the last one gives its version."""
 
+    needs: tuple[str, ...] = ()
+    """What an image must have for it: modules with their oldest versions, as `pyproject.toml`."""
+
     sequences_argument: str = ""
     """Its argument for the number of sequences that it runs at once, empty if it has none."""
 
@@ -46,6 +49,7 @@ class EngineKind:
 ENGINES: Mapping[str, EngineKind] = {
     "vllm": EngineKind(
         packages=("vllm",),
+        needs=("vllm>=0.19",),
         sequences_argument="max_num_seqs",
         # `EngineArgs.get_batch_defaults` in vllm/engine/arg_utils.py, version 0.32
         sequences=256,
@@ -59,6 +63,7 @@ ENGINES: Mapping[str, EngineKind] = {
     ),
     "transformers": EngineKind(
         packages=("accelerate", "transformers"),
+        needs=("torch>=2.6", "transformers>=4.56", "accelerate>=1.6"),
         sequences_argument="batch_size",
         sequences=8,
         sequences_on_large_gpus=8,

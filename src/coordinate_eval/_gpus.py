@@ -185,6 +185,12 @@ def memory_gib(gpu_type: str, otherwise: float = 0.0) -> float:
     return otherwise if not named.gib or _has(named.sizes, otherwise) else named.gib
 
 
+def is_amd(gpu_type: str) -> bool:
+    """Return whether a GPU type is one of AMD's."""
+    card = read(gpu_type).card
+    return card.startswith(("mi", "gfx", "w", "rx_")) or "amd" in gpu_type.lower()
+
+
 @cache
 def read(gpu_type: str) -> Named:
     """Return what the name of a GPU type says, such as `nvidia_h100_80gb_hbm3_1g.10gb`.

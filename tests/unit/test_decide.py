@@ -22,6 +22,7 @@ from tests.decisions import (
 )
 from tests.incidents import incident
 
+from coordinate_eval.clusters.containers import ContainerSettings
 from coordinate_eval.clusters.protocol import End, State, TaskStatus
 from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
 from coordinate_eval.coordinator.run.records import TrialProgress
@@ -52,6 +53,18 @@ def test_a_keeper_that_waits_gets_no_trials() -> None:
     pending = tasks(KEEP[0], State.PENDING)
     actions = decide(RUN, DIR, facts(submitted=submitted(*KEEP), tasks=pending))
     assert TRIAL[0] not in submits(actions)
+
+
+def test_trials_in_containers_wait_until_the_keeper_s_has_started() -> None:
+    container = ContainerSettings(runtime="podman", image="x")
+    settings = RUN.settings.model_copy(update={"container": container})
+    run = make_run(copy_seconds=1, engine_start_seconds=40, settings=settings)
+    assert submits(decide(run, DIR, facts())) == KEEP
+    running = [*tasks(KEEP[0], State.RUNNING), *tasks(KEEP[1], State.RUNNING)]
+    begun = facts(submitted=submitted(*KEEP), tasks=running, stages={(0, "n2"): stage(0, 9, 0)})
+    assert submits(decide(run, DIR, begun)) == [TRIAL[1]]
+    gone = replace(begun, tasks=tasks(KEEP[1], State.RUNNING))
+    assert d.Release(0, "n1") in decide(run, DIR, gone)  # it never did
 
 
 def test_a_node_is_released_when_its_trials_have_ended() -> None:

@@ -207,6 +207,45 @@ def test_each_queue_of_the_settings_gets_a_job() -> None:
     assert len({each.name for each in made}) == 3
 
 
+def test_jobs_run_in_the_images_that_runs_use(tmp_path: Path) -> None:
+    settings = Settings.model_validate(
+        {"container": {"runtime": "podman", "image": "vllm:1", "images": {"judge": ""}}}
+    )
+    gpu, cpu = in_jobs.places(settings, FakeCluster())
+    assert gpu.title == "in a job with a GPU, image vllm:1, partition by default"
+    assert cpu.title == "in a job without a GPU, partition by default"
+    made = in_jobs.job(gpu, tmp_path, "t").container
+    assert made is not None
+    assert str(tmp_path) in {mount.target for mount in made.mounts}
+    assert in_jobs.job(cpu, tmp_path, "t").container is None
+    here = {each.check: each for each in examine.examine(settings, Role.LOGIN)}
+    assert here["engine vllm"].found == "in image vllm:1, which --submit looks into"
+    # A machine that runs all jobs itself has two kinds of places then, too.
+    local = FakeCluster()
+    local.local = True
+    assert len(in_jobs.places(settings, local)) == 2
+
+
+def test_what_is_wrong_with_a_container_is_said_here_or_by_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = {"container": {"runtime": "apptainer", "image": str(tmp_path / "x.sif")}}
+    settings = Settings.model_validate(image | {"runs_dir": str(tmp_path / "runs")})
+    (here,) = examine.container_here(settings, "slurm")
+    assert state(here) == "failure"
+    assert "x.sif is not there" in here.found
+    (tmp_path / "x.sif").touch()
+    (here,) = examine.container_here(settings, "slurm")
+    assert state(here) == "ok"
+    cluster = Jobs({"gpu-job-0": "finds no runtime", "cpu-job-0": "answers"})
+    monkeypatch.setattr(clusters, "by_name", lambda *_: cluster)
+    monkeypatch.setattr(in_jobs, "HIDDEN_SECONDS", 0.0)
+    found = {each.host: each for each in in_jobs.ask(settings, "slurm", lambda _: None)}
+    (died,) = found[""].findings
+    assert "env: 'apptainer': No such file" in died.found
+    assert "load its module in [slurm] setup" in died.do
+
+
 class Jobs(FakeCluster):
     """A scheduler whose jobs answer, die or wait, by their names."""
 
@@ -225,6 +264,9 @@ class Jobs(FakeCluster):
             _files.write_record(Path(folder, f"{name}.answer.json"), found)
         elif fate == "dies":
             Path(f"{job.log}.5.log").write_text("python: not found\n")
+        elif fate == "finds no runtime":
+            text = "env: 'apptainer': No such file or directory\n"
+            Path(f"{job.log}.5.log").write_text(text)
         elif fate == "dies on Ray":
             Path(f"{job.log}.log").write_text("its worker's last words\n")
         elif fate == "answers late":

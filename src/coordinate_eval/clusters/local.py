@@ -157,7 +157,7 @@ class LocalCluster:
 
     def shown(self, job: Job) -> ShownJob:
         """Return the argv of `job` and the number of its tasks."""
-        text = f"{job.count} × {shlex.join(job.argv)}"
+        text = f"{job.count} × {shlex.join(job.command)}"
         return ShownJob(job.name, text, None, text)
 
     def about(self) -> Mapping[str, str]:
@@ -278,7 +278,7 @@ class LocalCluster:
                     process_group=0,
                 )
             assert started.stdin is not None
-            words = [os.fsencode(word).decode("latin-1") for word in job.argv]
+            words = [os.fsencode(word).decode("latin-1") for word in job.command]
             started.stdin.write(json.dumps(words).encode() + b"\n")
         except (OSError, ForeignError) as error:
             task.end, task.reason = End.FAILED, str(error)

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, Self
 
 from pydantic import Field
 
+from coordinate_eval.clusters.containers import Container, contained
 from coordinate_eval.records import Record
 
 INDEX_VARIABLE = "COORDINATE_EVAL_INDEX"
@@ -24,6 +25,9 @@ TASK_VARIABLE = "COORDINATE_EVAL_TASK"
 
 NODE_VARIABLE = "COORDINATE_EVAL_NODE"
 """Environment variable with the name that the scheduler has for the node of a task."""
+
+LOG_VARIABLE = "COORDINATE_EVAL_LOG"
+"""Environment variable with the path of a task's log, where its output is a pipe."""
 
 STARTED_VARIABLE = "COORDINATE_EVAL_STARTED"
 """Environment variable with the time at which a job began, in seconds since the epoch."""
@@ -168,8 +172,29 @@ class Job(Record):
     without: tuple[str, ...] = Field(
         default=(), description="environment variables that it does not get: secrets of others"
     )
+    container: Container | None = Field(
+        default=None, description="in which each task runs; none, on the node itself"
+    )
     folder: str = Field(default="/", description="working directory, which is there already")
     log: str = Field(description="absolute path, to which a task adds its id and '.log'")
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Return what the node starts for a task: `argv`, in its container if it has one.
+
+        Raises:
+            UserError: the container's runtime cannot express a path.
+        """
+        if self.container is None:
+            return self.argv
+        return contained(
+            self.argv,
+            self.container,
+            gpus=self.gpus,
+            gpu_type=self.gpu_type,
+            cpus=self.cpus,
+            folder=self.folder,
+        )
 
     @property
     def in_gpu_partition(self) -> bool:

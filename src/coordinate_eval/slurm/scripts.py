@@ -66,11 +66,13 @@ def submission(
         UserError: an `extra_args` entry is not an option, or a text has a NUL character.
     """
     script = _template().render(
-        argv=[_quote(word) for word in job.argv],
+        argv=[_quote(word) for word in job.command],
         folder=_quote(job.folder),
         setup=settings.setup,
         requeue=job.requeue,
         submits=job.submits,
+        contained=job.container is not None,
+        shared=_quote(job.container.shared) if job.container and job.container.shared else "",
         own_log=_quote(job.log) if "\\" in job.log else "",
         line_of_log=_quote(_job_log.LINE),
         most_restarts=_MOST_RESTARTS,

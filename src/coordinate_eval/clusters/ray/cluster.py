@@ -95,7 +95,7 @@ class RayCluster:
         what = f"{job.gpus} GPU, {job.cpus} CPU, {job.memory_mib} MiB"
         if job.requeue:
             what = "no resources"
-        text = f"{job.count} ×{where} ({what}): {shlex.join(job.argv)}"
+        text = f"{job.count} ×{where} ({what}): {shlex.join(job.command)}"
         return ShownJob(job.name, text, None, text)
 
     def about(self) -> Mapping[str, str]:

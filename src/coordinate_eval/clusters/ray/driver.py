@@ -135,7 +135,7 @@ class Driver:
             )
             own = {INDEX_VARIABLE: str(index), **ENDS_WITH_PARENT}
             made.remote(
-                job.argv, {**environment, **own}, job.without, place, job.minutes, job.requeue
+                job.command, {**environment, **own}, job.without, place, job.minutes, job.requeue
             )
 
     def poll(self, prefix: str) -> list[dict[str, Any]]:

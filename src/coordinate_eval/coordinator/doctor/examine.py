@@ -10,17 +10,20 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from coordinate_eval import __version__
 from coordinate_eval._engines import ENGINES
 from coordinate_eval._format import brief
+from coordinate_eval.clusters.containers import WITH_ENGINE, Kind
 from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.doctor import folders, scheduler
-from coordinate_eval.coordinator.doctor.findings import Finding, Role, failure, ok, warning
+from coordinate_eval.coordinator.doctor.findings import KIND, Finding, Role, failure, ok, warning
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run import containers
 from coordinate_eval.errors import UserError
 
 ANSWER_SECONDS = 10.0
@@ -170,8 +173,47 @@ def imported(code: str, seconds: float = IMPORT_SECONDS) -> Imported:
 
 def python() -> Finding:
     """Return which program this is; jobs are started by the same path."""
-    version = ".".join(map(str, sys.version_info[:3]))
-    return ok("program", f"coordinate-eval {__version__}, Python {version}: {sys.executable}")
+    number = ".".join(map(str, sys.version_info[:3]))
+    return ok("program", f"coordinate-eval {__version__}, Python {number}: {sys.executable}")
+
+
+def container(settings: Settings, kind: Kind) -> Iterator[Finding]:
+    """Return what a job in a container finds of it. That it runs says that the image is fit."""
+    chosen = settings.container
+    stage = f", {settings.stage.folder} is the node's" if kind in WITH_ENGINE else ""
+    yield ok(
+        "container",
+        f"image {chosen.image_of(kind)} ({chosen.runtime.split()[0]}): "
+        f"pydantic {version('pydantic')}{stage}",
+    )
+    missing = [m.target for m in chosen.mounted if not Path(m.target).expanduser().exists()]
+    if missing:
+        yield failure(
+            "mounts",
+            f"not in the container: {', '.join(missing)}",
+            "have the command in [container] runtime mount them: {mounts} is there for it",
+        )
+    elif chosen.mounts:
+        yield ok("mounts", ", ".join(chosen.mounts))
+
+
+def container_here(settings: Settings, cluster: str) -> Iterator[Finding]:
+    """Look whether what the settings say of containers is there, where the command is called."""
+    chosen = settings.container
+    if not chosen.runtime:
+        return
+    try:
+        containers.check(settings, cluster)
+    except UserError as error:
+        yield failure("container", str(error), "correct the setting that is named")
+    else:
+        images = dict.fromkeys(filter(None, (chosen.image, *chosen.images.values())))
+        yield ok("container", f"{chosen.runtime}, image {', '.join(images)}")
+
+
+def in_image(settings: Settings, image: str) -> Finding:
+    """Return where the engine is that is not looked for on this machine."""
+    return ok(f"engine {settings.engine.name}", f"in image {image}, which --submit looks into")
 
 
 def harness() -> Finding:
@@ -226,7 +268,11 @@ def gpus(said: Mapping[str, Any]) -> Finding:
 def examine(settings: Settings, role: Role) -> Iterator[Finding]:
     """Yield what is found on this machine, as it is found."""
     yield python()
-    yield from folders.of_settings(settings)
+    if role in KIND and settings.container.image_of(KIND[role]) is not None:
+        yield from container(settings, KIND[role])
+        yield from folders.of_settings(settings, ("cache_dir", "runs_dir"))
+    else:
+        yield from folders.of_settings(settings)
     if role is not Role.GPU_JOB:
         yield folders.hub_cache(os.environ)
         yield harness()
@@ -237,7 +283,11 @@ def examine(settings: Settings, role: Role) -> Iterator[Finding]:
         yield supervisor(settings)
     if role is not Role.CPU_JOB:
         yield from folders.stage(settings, role)
-        yield from engine(settings, role)
+        image = settings.container.image_of("trial")
+        if image is None or role is Role.GPU_JOB:
+            yield from engine(settings, role)
+        else:
+            yield in_image(settings, image)
 
 
 def examine_here(settings: Settings, cluster: Cluster | None) -> Iterator[Finding]:
@@ -246,7 +296,9 @@ def examine_here(settings: Settings, cluster: Cluster | None) -> Iterator[Findin
         yield scheduler.of_file(Path(settings.cluster))
         yield from examine(settings, Role.LOGIN)
     elif cluster.local:
+        yield from container_here(settings, cluster.name)
         yield from examine(settings, Role.MACHINE)
     else:
         yield from scheduler.of_cluster(cluster)
+        yield from container_here(settings, cluster.name)
         yield from examine(settings, Role.LOGIN)

@@ -1,10 +1,11 @@
 """A check's outcome: one line, and what to do about it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from pydantic import Field
 
+from coordinate_eval.clusters.containers import Kind
 from coordinate_eval.records import Record
 
 
@@ -27,6 +28,10 @@ class Role(StrEnum):
     """A job like a trial."""
     CPU_JOB = "cpu-job"
     """A job like one that builds prompts or scores."""
+
+
+KIND: Mapping[Role, Kind] = {Role.GPU_JOB: "trial", Role.CPU_JOB: "score"}
+"""The kind of job whose container each job is in, if that has one."""
 
 
 class Finding(Record):

@@ -1,7 +1,7 @@
 """Folders of the settings, those of caches, and the place for weights on a node."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from stat import S_IMODE
 
@@ -25,11 +25,11 @@ LEAST_STAGED_BYTES = 16 << 30
 """About the weights of a 7B model, at two bytes a parameter."""
 
 
-def of_settings(settings: Settings) -> Iterator[Finding]:
+def of_settings(settings: Settings, names: Iterable[Name] = tuple(USES)) -> Iterator[Finding]:
     """Try the folders that runs write."""
-    for name, use in USES.items():
+    for name in names:
         folder = Path(getattr(settings, name)).expanduser()
-        yield folder_found(name, folder, use)
+        yield folder_found(name, folder, USES[name])
 
 
 def folder_found(name: Name, folder: Path, use: str) -> Finding:

@@ -18,16 +18,21 @@ from coordinate_eval._format import brief
 from coordinate_eval.clusters.protocol import Cluster, Job, JobLimits, State, TaskStatus, Waits
 from coordinate_eval.coordinator.doctor.examine import examine
 from coordinate_eval.coordinator.doctor.findings import (
+    KIND,
     Answer,
     Finding,
     Role,
     failure,
     warning,
 )
+from coordinate_eval.coordinator.incidents.causes import find
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run import containers
 from coordinate_eval.coordinator.run.jobs import PREFIX, program
+from coordinate_eval.coordinator.run.logs import MOST_LOG_BYTES
 from coordinate_eval.coordinator.run.supervision import CURE, name_of
+from coordinate_eval.diagnosis.rules import shipped
 from coordinate_eval.errors import ClusterSilent, CoordinateError, UserError
 
 MINUTES = 15
@@ -35,6 +40,11 @@ MINUTES = 15
 
 HIDDEN_SECONDS = 60.0
 """Time for which a network file system may hide the answer of a job that has ended."""
+
+_SEE = (
+    "see that its node mounts runs_dir and the Python that called, at the same paths, and that the "
+    "lines of [slurm] setup run there"
+)
 
 _TAIL_BYTES = 64 << 10
 _TAIL_LINES = 5
@@ -65,7 +75,7 @@ class _Waiting:
 
 def places(settings: Settings, cluster: Cluster) -> list[Place]:
     """Return the queues of the settings: those of trials, then those of all other jobs."""
-    if cluster.local:
+    if cluster.local and not settings.container.runtime:
         return [Place("job", "in a job on this machine", Role.MACHINE, settings)]
     slurm = settings.slurm
     found = []
@@ -74,6 +84,8 @@ def places(settings: Settings, cluster: Cluster) -> list[Place]:
         (Role.CPU_JOB, slurm.cpu_partition or slurm.partition),
     ):
         what = "a job with a GPU" if role is Role.GPU_JOB else "a job without a GPU"
+        if (image := settings.container.image_of(KIND[role])) is not None:
+            what += f", image {image}"
         if cluster.name != "slurm":
             found.append(Place(role, f"in {what}", role, settings))
             continue
@@ -100,6 +112,8 @@ def job(place: Place, folder: Path, token: str) -> Job:
         memory_mib=round(memory_gib * 1024),
         minutes=MINUTES,
         gpu_work=not on_cpus,
+        gpu_type=settings.gpu_type or settings.slurm.gpu_type,
+        container=containers.container(settings, KIND[place.role], [folder], [], folder / "home"),
         without=(key,) if key else (),
         folder=str(folder),
         log=str(folder / place.name),
@@ -115,6 +129,9 @@ def _allowed(made: Job, limits: JobLimits) -> Job:
 def answer(folder: Path, name: str, role: Role) -> None:
     """Examine this node and leave the answer: what such a job does."""
     settings = _files.read_record(folder / "settings.json", Settings)
+    if settings.container.image_of(KIND.get(role, "trial")) is not None:
+        # A container has a run's own directory, as it has this one, and not those of all runs.
+        settings = settings.model_copy(update={"runs_dir": str(folder)})
     found = Answer(where=name, host=os.uname().nodename, findings=tuple(examine(settings, role)))
     _files.write_record(_answer_file(folder, name), found)
 
@@ -234,11 +251,12 @@ def _died(folder: Path, place: Place) -> Finding:
     """Return that a job has ended without an answer, with the last lines of its log."""
     logs = sorted(folder.glob(f"{place.name}*.log"))
     said = " | ".join(filter(None, map(last_words, logs))) or "its log is empty, or not there"
+    causes = [find(str(log), "", "", shipped(), MOST_LOG_BYTES) for log in logs]
+    cure = next((cause.cure for cause in causes if cause is not None and cause.rule), "")
     return failure(
         "job",
         f"it ended without an answer: {said}",
-        "see that its node mounts runs_dir and the Python that called, at the same paths, and that "
-        "the lines of [slurm] setup run there",
+        cure or _SEE,
     )
 
 

@@ -31,6 +31,7 @@ _OWN_VARIABLES = {
     protocol.TASK_VARIABLE,
     protocol.NODE_VARIABLE,
     protocol.STARTED_VARIABLE,
+    protocol.LOG_VARIABLE,
     *protocol.ENDS_WITH_PARENT,
 }
 """Variables with the prefix that are not settings."""
@@ -242,7 +243,18 @@ def _with_absolute_paths(settings: Settings) -> Settings:
     if judge.baseline:
         baseline = str(Path(judge.baseline).absolute())
         absolute["judge"] = judge.model_copy(update={"baseline": baseline})
+    chosen = settings.container
+    images = {kind: _absolute_image(image) for kind, image in chosen.images.items()}
+    update = {"image": _absolute_image(chosen.image), "images": images}
+    absolute["container"] = chosen.model_copy(update=update)
     return settings.model_copy(update=absolute)
+
+
+def _absolute_image(image: str) -> str:
+    """Return an image that is named as a path by its absolute path, any other as it is."""
+    if not image.startswith(("~", "./", "../")):
+        return image
+    return str(Path(image).expanduser().resolve())
 
 
 def _in(source: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import platformdirs
 from pydantic import ConfigDict, Field, field_validator
 
+from coordinate_eval.clusters.containers import ContainerSettings
 from coordinate_eval.clusters.local import LocalSettings
 from coordinate_eval.clusters.protocol import MOST_CPUS, MOST_GPUS
 from coordinate_eval.clusters.ray.cluster import RaySettings
@@ -336,6 +337,7 @@ class Settings(Record):
     limits: LimitSettings = LimitSettings()
     diagnosis: DiagnosisSettings = DiagnosisSettings()
     supervisor: SupervisorSettings = SupervisorSettings()
+    container: ContainerSettings = ContainerSettings()
     slurm: SlurmSettings = SlurmSettings()
     local: LocalSettings = LocalSettings()
     ray: RaySettings = RaySettings()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Job, JobLimits
 from coordinate_eval.coordinator.inputs.settings import StageSettings
+from coordinate_eval.coordinator.run.containers import container_of
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, Submitted
 from coordinate_eval.records import CheckpointFormat
@@ -117,6 +118,7 @@ def keeper_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job
         memory_mib=math.ceil(keeper_gib(run) * 1024),
         minutes=minutes,
         gpu_work=True,
+        container=container_of(run, run_dir, "trial"),
         without=secrets(run),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
@@ -156,6 +158,7 @@ def trials_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job
         memory_mib=math.ceil(gib * 1024),
         minutes=round_.minutes,
         gpu_work=True,
+        container=container_of(run, run_dir, "trial"),
         without=secrets(run),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
@@ -178,6 +181,7 @@ def node_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
         memory_mib=math.ceil((trial.memory_gib * gpus + keeper_gib(run)) * 1024),
         minutes=round_.minutes,
         gpu_work=True,
+        container=container_of(run, run_dir, "trial"),
         without=secrets(run),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),

@@ -1,8 +1,11 @@
 """Logs of jobs: where this process's own is, and how much of one is read."""
 
+import contextlib
+import os
 from pathlib import Path
 
 from coordinate_eval import _files, _job_log
+from coordinate_eval.clusters.protocol import LOG_VARIABLE
 
 LAST_LOG_LINES = 15
 """Lines of a failed job's log that a report quotes."""
@@ -13,11 +16,11 @@ MOST_LOG_BYTES = 1 << 18
 
 def own_log() -> str:
     """Return the path of the file that this process's errors go to; empty where it is no file."""
-    try:
+    with contextlib.suppress(OSError):
         path = Path("/proc/self/fd/2").readlink()
-    except OSError:
-        return ""
-    return str(path) if path.is_file() else ""
+        if path.is_file():
+            return str(path)
+    return os.environ.get(LOG_VARIABLE, "")
 
 
 def tail(log: str) -> list[str]:

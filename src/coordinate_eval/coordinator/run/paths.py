@@ -104,6 +104,11 @@ class RunDir:
         return self.root / "work"
 
     @property
+    def home(self) -> Path:
+        """Return the folder that is the home of jobs in containers; there is none before them."""
+        return self.root / "home"
+
+    @property
     def baselines_folder(self) -> Path:
         """Return the folder of the answers with which a judge compares those of the checkpoint."""
         return self.root / "baselines"

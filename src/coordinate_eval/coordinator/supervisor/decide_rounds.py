@@ -170,9 +170,13 @@ def _trials(run: Run, facts: Facts, key: NodeKey, trials: str) -> list[Action]:
 def _nearly_staged(run: Run, facts: Facts, key: NodeKey) -> bool:
     """Return whether the rest of the copy takes no longer than an engine's start.
 
-    Where nothing is copied yet, this is as predicted: trials wait in the queue with the keeper.
+    Where nothing is copied yet, this is as predicted: trials wait in the queue with the keeper. In
+    containers, they wait for the keeper's first sign, so that an image that does not start there
+    takes no GPU.
     """
     stage = facts.stages.get(key)
+    if stage is None and run.settings.container.image_of("trial") is not None:
+        return False
     if stage is not None and stage.state != "copying":
         return stage.state == "ready"
     left = run.copy_seconds

@@ -55,7 +55,7 @@ from coordinate_eval.coordinator.planning.plan_run import (
     queued_nodes,
 )
 from coordinate_eval.coordinator.report import state
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run import containers, jobs
 from coordinate_eval.coordinator.run.own import place
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
@@ -68,8 +68,8 @@ from coordinate_eval.coordinator.run.starting.create import (
 from coordinate_eval.errors import RunExists, SubmitRefused, UserError
 
 _OF_JOBS = {
-    "stage", "trial", "harness", "metrics", "limits", "supervisor", "slurm", "local", "ray",
-    "after_run",
+    "stage", "trial", "harness", "metrics", "limits", "supervisor", "container", "slurm", "local",
+    "ray", "after_run",
 }  # fmt: skip
 """Settings, mostly sections, that decide how a run's jobs are submitted and what they do."""
 
@@ -108,6 +108,7 @@ def start_run(
             _say_what_is_kept(found_run, settings, root)
         return resume_run(RunDir(root), settings, wait=wait, as_json=as_json, asked_again=True)
     judge.check(settings.judge, inputs.suite, os.environ)
+    containers.check(settings, chosen.name)
     _check_folders(settings, root)
     _say_where_tasks_look(inputs)
     try:
@@ -336,6 +337,7 @@ def _plan_now(
 
     settings = inputs.settings
     judge.check(settings.judge, inputs.suite, os.environ)
+    containers.check(settings, cluster.name)
     if not estimate:
         check_writable(settings, "cache_dir")
         _say_where_tasks_look(inputs)

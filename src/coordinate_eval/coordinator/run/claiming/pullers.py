@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.coordinator.run.claiming.claims import LedgerName
+from coordinate_eval.coordinator.run.containers import container_of
 from coordinate_eval.coordinator.run.jobs import (
     WAITING_MINUTES,
     allowed_minutes,
@@ -117,6 +118,8 @@ def pullers_job(
         case Pullers.SCORE:
             # They wait for responses, as long as there is a supervisor.
             memory_gib, minutes = run.settings.harness.memory_gib, WAITING_MINUTES
+    named = kind in run.settings.container.images  # it has no engine, for which `image` is
+    container = container_of(run, run_dir, kind.value) if named else None
     return Job(
         name=name,
         argv=(*program(run.python), f"_{kind}", str(run_dir.root)),
@@ -124,6 +127,7 @@ def pullers_job(
         cpus=1,
         memory_mib=math.ceil(memory_gib * 1024),
         minutes=allowed_minutes(run, minutes, now),
+        container=container,
         needs=secrets(run) if kind is Pullers.JUDGE else (),
         without=() if kind is Pullers.JUDGE else secrets(run),
         folder=str(run_dir.work),
@@ -144,6 +148,7 @@ def _serving_judge(run: Run, run_dir: RunDir, name: str, now: float) -> Job:
         memory_mib=math.ceil(gib * 1024),
         minutes=most_minutes(run, now),
         gpu_work=True,
+        container=container_of(run, run_dir, Pullers.JUDGE.value),
         without=secrets(run),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),

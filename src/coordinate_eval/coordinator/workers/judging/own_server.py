@@ -125,7 +125,7 @@ async def own_server(run_dir: RunDir, run: Run) -> AsyncIterator[OwnServer]:
         await _copied(run_dir, run, weights, judge)
         socket, key = Path(folder) / "judge", secrets.token_urlsafe(32)
         process = await asyncio.create_subprocess_exec(
-            *program(run.python),
+            *program(sys.executable),
             "_serve",
             str(run_dir.root),
             str(weights.link()),

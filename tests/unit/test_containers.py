@@ -1,0 +1,392 @@
+"""Jobs in containers: their exact texts, what of a node is in them, and what is refused."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.decisions import ROUND, RUN
+from tests.plans import changed
+
+from coordinate_eval import _in_image
+from coordinate_eval.clusters.containers import (
+    PURE,
+    Container,
+    ContainerSettings,
+    Mount,
+    contained,
+    packages,
+)
+from coordinate_eval.clusters.protocol import Job
+from coordinate_eval.coordinator.inputs import layers
+from coordinate_eval.coordinator.inputs.layers import Layer
+from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
+from coordinate_eval.coordinator.run import containers
+from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_job
+from coordinate_eval.coordinator.run.jobs import keeper_job, supervisor_job, trials_job
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.errors import UserError
+from coordinate_eval.slurm.scripts import submission
+from coordinate_eval.slurm.settings import SlurmSettings
+
+GOLDEN = Path(__file__).parents[1] / "scripts"
+
+ARGV = ("/opt/venv/bin/python", "-P", "-m", "coordinate_eval", "_trial", "/runs/7", "node1")
+MOUNTS = (
+    Mount(source="/runs/7", target="/runs/7"),
+    Mount(source="/dev/shm", target="/dev/shm"),
+    Mount(source="/ckpt/step 5", target="/ckpt/step 5", read_only=True),
+)
+FACTS = {
+    "image": "/images/vllm.sif",
+    "mounts": MOUNTS,
+    "needs": ("pydantic>=2.12", "vllm>=0.19"),
+    "shared": "/dev/shm",
+    "home": "/runs/7/home",
+}
+TEMPLATE = "singularity exec --nv {mounts} '{image}' {command}"
+
+
+def trials(runtime: str, gpu_type: str = "h200", **fields: object) -> Job:
+    return Job(
+        name="run7.trial.node1",
+        argv=ARGV,
+        node="node1",
+        count=4,
+        gpus=2,
+        gpu_type=gpu_type,
+        cpus=8,
+        minutes=45,
+        gpu_work=True,
+        container=Container.model_validate({"runtime": runtime, **FACTS, **fields}),
+        folder="/runs/7/work",
+        log="/runs/7/logs/trial-node1",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "job"),
+    [
+        ("pyxis", trials("pyxis", args=("--container-writable",))),
+        ("apptainer", trials("apptainer", args=("--userns",))),
+        ("apptainer-amd", trials("apptainer", "amd_instinct_mi300x")),
+        ("podman", trials("podman", image="docker.io/vllm/vllm-openai:v0.32.0")),
+        ("podman-amd", trials("podman", "mi300x", image="rocm/vllm")),
+        ("template", trials(TEMPLATE)),
+    ],
+)
+def test_a_job_in_a_container_is_the_golden_text(name: str, job: Job) -> None:
+    golden = GOLDEN / f"container-{name}.sh"
+    assert submission(job, SlurmSettings()).text() == golden.read_text()
+    subprocess.run(["bash", "-n", golden], check=True)
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "podman", "pyxis", TEMPLATE])
+def test_any_path_reaches_the_runtime_as_it_is(runtime: str, tmp_path: Path) -> None:
+    """The script is run with a made-up runtime, which says what it was called with."""
+    path = "/a b/'c' \"d\"\n$(id)\\" + ("" if runtime == "pyxis" else ",é:")
+    program = tmp_path / {"pyxis": "srun", TEMPLATE: "singularity"}.get(runtime, runtime)
+    said = tmp_path / "said"
+    program.write_text(
+        f"#!{sys.executable}\nimport json, sys\njson.dump(sys.argv[1:], open({str(said)!r}, 'w'))\n"
+    )
+    program.chmod(0o755)
+    mount = Mount(source=path, target=path, read_only=True)
+    argv = (*ARGV[:4], "_trial", path)
+    job = changed(trials(runtime, mounts=(mount,), image=path), argv=argv, folder=str(tmp_path))
+    script = submission(job, SlurmSettings()).script
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "1",
+        "CUDA_VISIBLE_DEVICES": "2,3",
+        "SLURMD_NODENAME": "n",
+    }
+    subprocess.run(["bash", "-c", script], check=True, env=environment, capture_output=True)
+    words = json.loads(said.read_text())
+    assert words[-1] == path
+    assert words[words.index("python3") + 2] == "_trial"
+    match runtime:
+        case "pyxis":
+            assert f"--container-image={path}" in words
+            fstab = path.replace("\\", "\\134").replace(" ", "\\040").replace("\n", "\\012")
+            assert f"--container-mounts={fstab}:{fstab}:ro" in words
+        case "apptainer" | "podman":
+            quoted = path.replace('"', '""')
+            assert f'type=bind,"source={quoted}","destination={quoted}",ro' in words
+            assert path in words
+        case _:
+            assert f"{path}:{path}:ro" in words
+    if runtime == "podman":
+        assert {"--device=nvidia.com/gpu=2", "--device=nvidia.com/gpu=3"} < set(words)
+        assert "CUDA_VISIBLE_DEVICES=0,1" in words
+
+
+def test_pyxis_cannot_write_some_paths() -> None:
+    mount = Mount(source="/a,b", target="/a,b")
+    with pytest.raises(UserError, match=r"cannot mount /a,b.*comma"):
+        _ = trials("pyxis", mounts=(mount,)).command
+
+
+def test_tasks_of_one_job_have_a_container_each() -> None:
+    launcher = ("srun", "--nodes=2", "--ntasks-per-node=1")
+    made = Container.model_validate({"runtime": "pyxis", **FACTS})
+    words = contained(ARGV, made, launcher=launcher)
+    assert words[words.index("srun") :][:4] == (*launcher, "--container-image=/images/vllm.sif")
+    made = Container.model_validate({"runtime": "apptainer", **FACTS})
+    assert contained(ARGV, made, launcher=launcher)[:4] == (*launcher, "env")
+
+
+def test_a_word_with_source_is_repeated_for_each_mount() -> None:
+    template = "ch-run --bind={source}:{target} {image} -- {command}"
+    words = trials(template).command
+    start = words.index("ch-run")
+    assert words[start + 1 : start + 6] == (
+        "--bind=/runs/7:/runs/7",
+        "--bind=/dev/shm:/dev/shm",
+        "--bind=/ckpt/step 5:/ckpt/step 5",
+        "/images/vllm.sif",
+        "--",
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"runtime": "docker"}, r"container\.runtime .*pyxis, apptainer, podman, or a command"),
+        ({"runtime": "x '{command}"}, "cannot be read as a command"),
+        ({"runtime": "x {commands} {command}"}, "has {commands}"),
+        ({"runtime": "apptainer"}, "set .container. image"),
+        ({"image": "/x.sif"}, "set .container. runtime"),
+        ({"runtime": "x {command}", "args": ["-v"]}, "args must be empty"),
+        ({"runtime": "podman", "image": "x", "mounts": ["data"]}, "'data' must have absolute"),
+        ({"runtime": "podman", "image": "x", "mounts": ["/a:/b:rx"]}, "must end with :ro"),
+        ({"runtime": "podman", "images": {"trail": "x"}}, r"container\.images\.trail"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(values: dict[str, object], words: str) -> None:
+    named = {f"container.{name}": value for name, value in values.items()}
+    with pytest.raises(UserError, match=words):
+        layers.resolve([Layer(source="f", values=named)])
+
+
+def settings_of(**values: object) -> Settings:
+    return Settings(container=ContainerSettings.model_validate(values))
+
+
+def test_what_is_not_there_is_said_before_anything_is_submitted(tmp_path: Path) -> None:
+    image = tmp_path / "x.sif"
+    with pytest.raises(UserError, match=rf"container\.image: {image} is not there"):
+        containers.check(settings_of(runtime="apptainer", image=str(image)), "slurm")
+    image.touch()
+    missing = tmp_path / "data"
+    with pytest.raises(UserError, match=rf"container\.mounts: {missing} is not there"):
+        containers.check(
+            settings_of(runtime="apptainer", image=str(image), mounts=[str(missing)]), "slurm"
+        )
+    with pytest.raises(UserError, match="pyxis is a plugin of Slurm"):
+        containers.check(settings_of(runtime="pyxis", image=str(image)), "local")
+    with pytest.raises(UserError, match="no-such-runtime is not installed"):
+        containers.check(settings_of(runtime="no-such-runtime {command}"), "local")
+    containers.check(settings_of(runtime="no-such-runtime {command}"), "slurm")
+    containers.check(settings_of(runtime="podman", image="vllm/vllm-openai"), "slurm")
+    containers.check(Settings(), "local")
+
+
+def test_jobs_with_an_engine_run_in_the_image_and_no_others(tmp_path: Path) -> None:
+    (tmp_path / "judge").mkdir()
+    (tmp_path / "judge" / "config.json").touch()
+    made = settings_of(runtime="podman", image="x", images={"metric": "y"})
+    made = changed(made, judge=JudgeSettings(checkpoint=str(tmp_path / "judge"), model="j"))
+    run, run_dir = changed(RUN, settings=made), RunDir(tmp_path)
+    round_, node = ROUND, ROUND.nodes[0]
+    for job in (
+        keeper_job(run, run_dir, round_, node),
+        trials_job(run, run_dir, round_, node),
+        pullers_job(run, run_dir, Pullers.JUDGE, 1, 1, now=0),
+    ):
+        assert job.container is not None
+        assert job.container.image == "x"
+        assert job.container.shared == "/dev/shm"
+        targets = {mount.target for mount in job.container.mounts}
+        assert {str(tmp_path), "/dev/shm", made.cache_dir} < targets
+        assert job.container.home == str(run_dir.home)
+    metric = pullers_job(run, run_dir, Pullers.METRIC, 1, 1, now=0)
+    assert metric.container is not None
+    assert metric.container.image == "y"
+    for kind in (Pullers.BUILD, Pullers.SCORE):
+        assert pullers_job(run, run_dir, kind, 1, 1, now=0).container is None
+    assert supervisor_job(run, run_dir, 1, now=0).container is None
+
+
+def test_a_judge_that_is_asked_over_the_network_has_no_engine(tmp_path: Path) -> None:
+    made = settings_of(runtime="podman", image="x")
+    made = changed(made, judge=JudgeSettings(base_url="http://h/v1", model="j"))
+    run = changed(RUN, settings=made)
+    assert pullers_job(run, RunDir(tmp_path), Pullers.JUDGE, 1, 1, now=0).container is None
+
+
+def test_mounts_lead_to_the_same_place_inside_and_none_is_there_twice(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    (real / "runs" / "r").mkdir(parents=True)
+    (real / "weights").mkdir()
+    (real / "weights" / "model.safetensors").touch()
+    (tmp_path / "link").symlink_to(real)
+    made = settings_of(runtime="podman", image="x", mounts=["/srv/data:/data:ro"])
+    made = changed(made, cache_dir=str(real / "runs"))
+    found = containers.container(
+        made,
+        "trial",
+        [tmp_path / "link" / "runs" / "r"],
+        [str(real / "weights" / "model.safetensors")],
+        tmp_path / "home",
+    )
+    assert found is not None
+    ours = {mount.target for mount in packages()}
+    assert [mount for mount in found.mounts if mount.target not in ours] == [
+        Mount(source="/srv/data", target="/data", read_only=True),
+        Mount(source="/dev/shm", target="/dev/shm"),
+        Mount(source=str(real / "runs" / "r"), target=str(tmp_path / "link" / "runs" / "r")),
+        Mount(source=str(real / "runs"), target=str(real / "runs")),
+        Mount(source=str(real / "weights"), target=str(real / "weights"), read_only=True),
+    ]
+
+
+def test_the_home_is_in_a_container_only_if_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def made(*mounts: str) -> Container:
+        chosen = settings_of(runtime="podman", image="x", mounts=list(mounts))
+        found = containers.container(chosen, "trial", [], [], Path("/runs/7/home"))
+        assert found is not None
+        return found
+
+    assert made().home == "/runs/7/home"
+    assert str(tmp_path) not in {mount.target for mount in made().mounts}
+    assert made("~").home == ""
+    assert str(tmp_path) in {mount.target for mount in made("~").mounts}
+
+
+def test_our_packages_run_on_any_python() -> None:
+    """What is mounted into images has no compiled part that it cannot do without."""
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['yaml._yaml', '_yaml', 'markupsafe._speedups']))\n"
+        f"for name in {PURE!r}: __import__(name)\n"
+        "print(*(getattr(module, '__file__', '') for module in sys.modules.values()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = [each for each in done.stdout.split() if "site-packages" in each]
+    assert loaded
+    assert not [each for each in loaded if each.endswith(".so")]
+
+
+def test_a_trial_imports_nothing_that_an_image_of_an_engine_lacks() -> None:
+    modules = (
+        "coordinate_eval.coordinator.cli.job_commands",
+        "coordinate_eval.coordinator.workers.trial",
+        "coordinate_eval.coordinator.workers.on_node.keeper",
+        "coordinate_eval.coordinator.workers.on_node.whole_node",
+        "coordinate_eval.evaluators.engines.vllm",
+        "coordinate_eval.evaluators.engines.transformers",
+    )
+    code = (
+        f"import sys\nfor name in {modules!r}: __import__(name)\n"
+        "print(*sorted({name.partition('.')[0] for name, module in sys.modules.items()"
+        " if 'site-packages' in str(getattr(module, '__file__', ''))}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    of_pydantic = {"annotated_types", "pydantic_core", "typing_extensions", "typing_inspection"}
+    assert set(done.stdout.split()) - {"_distutils_hack"} <= {"pydantic", *of_pydantic, *PURE}
+
+
+def test_oldest_versions_are_those_of_the_package() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert f'requires-python = ">={_in_image.OLDEST}"' in text
+    for kind in ("vllm", "transformers"):
+        chosen = changed(settings_of(runtime="podman", image="x"), engine={"name": kind})
+        found = containers.container(Settings.model_validate(chosen), "trial", [], [], Path("/h"))
+        assert found is not None
+        for need in found.needs:
+            assert f'"{need}"' in text
+
+
+def start(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What runs first in a container, in a made-up image: a Python with a folder of modules."""
+    place = folder / "opt" / "coordinate_eval"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "_in_image.py").write_bytes(Path(_in_image.__file__).read_bytes())
+    (place / "__main__.py").write_text("import os, sys\nprint(sys.argv[1:], sys.path)\n")
+    (place / "__init__.py").touch()
+    return subprocess.run(
+        [sys.executable, "-S", str(place / "_in_image.py"), "_trial", "a b"],
+        env={"PYTHONPATH": str(folder / "image"), _in_image.IMAGE: "my.sif", **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def install(folder: Path, name: str, version: str) -> None:
+    (folder / "image" / name).mkdir(parents=True)
+    (folder / "image" / name / "__init__.py").touch()
+    info = folder / "image" / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+
+
+def test_an_image_runs_the_job_with_our_package_behind_its_own(tmp_path: Path) -> None:
+    install(tmp_path, "pydantic", "2.13.1")
+    install(tmp_path, "yaml", "6")
+    for name in ("yaml", "jinja2"):
+        (tmp_path / "opt" / "coordinate_eval").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "opt" / "more" / name / name).mkdir(parents=True)
+    done = start(tmp_path, COORDINATE_EVAL_NEEDS="pydantic>=2.12")
+    assert done.returncode == 0, done.stderr
+    said, _, path = done.stdout.partition("] ")
+    assert said == "['_trial', 'a b'"
+    ours = [each for each in eval(path) if str(tmp_path) in each]
+    opt = tmp_path / "opt"
+    assert ours == [str(tmp_path / "image"), str(opt), str(opt / "more" / "jinja2")]
+
+
+@pytest.mark.parametrize(
+    ("installed", "words"),
+    [
+        ({}, "image my.sif has no pydantic and no vllm ("),
+        ({"pydantic": "2.9.2", "vllm": "0.18.1"}, "has pydantic 2.9.2 and vllm 0.18.1 ("),
+        ({"pydantic": "2.12.0", "vllm": "0.9.0rc1"}, "has vllm 0.9.0rc1 ("),
+        ({"pydantic": "3", "vllm": "1.0+cu130"}, ""),
+    ],
+)
+def test_an_image_that_lacks_something_is_refused(
+    installed: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    for name, version in installed.items():
+        install(tmp_path, name, version)
+    done = start(tmp_path, COORDINATE_EVAL_NEEDS="pydantic>=2.12 vllm>=0.19")
+    assert done.returncode == (1 if words else 0)
+    assert words in done.stderr
+    assert ("needs pydantic>=2.12, vllm>=0.19: use an image that has them" in done.stderr) == (
+        bool(words)
+    )
+
+
+def test_a_container_has_the_memory_file_system_of_its_node(tmp_path: Path) -> None:
+    there = tmp_path.stat()
+    shared = {_in_image.SHARED: str(tmp_path)}
+    node = {_in_image.ON_NODE: f"{there.st_dev}:{there.st_ino}"}
+    assert start(tmp_path, **shared, **node).returncode == 0
+    assert start(tmp_path, **shared).returncode == 0
+    other = start(tmp_path, **shared, **{_in_image.ON_NODE: "1:2"})
+    assert f"{tmp_path} in the container is not the node's" in other.stderr
+    missing = start(tmp_path, **node, **{_in_image.SHARED: str(tmp_path / "no")})
+    assert "no is not in the container (No such file" in missing.stderr
+
+
+def test_an_old_python_can_say_that_it_is_too_old() -> None:
+    ast.parse(Path(_in_image.__file__).read_text(), feature_version=(3, 6))
