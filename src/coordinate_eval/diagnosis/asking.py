@@ -72,7 +72,7 @@ def content_of(shown: Sequence[Kept], end: str, reasons: Iterable[str]) -> str:
 
 
 def vote(answers: Iterable[str], shown: Sequence[Kept], reasons: Collection[str]) -> Vote | None:
-    """Return the reason that more than half of the answers give; None if there is none.
+    """Return the reason that more than half of the answers give; None without a majority.
 
     Of these the line that most of them name counts, and the first cure for it.
     """

@@ -171,7 +171,7 @@ def find_cause(
         logs: of its ranks.
         rules: that tell what lines mean.
         end: how it ended, in Slurm's words.
-        said: of what the job itself says that it died. A log may have harmless lines besides.
+        said: the job's own words about its end. A log may also have harmless lines.
         by_words: take last lines that sound like a failure for one. A job may still be running, or
             have ended well, so this is for logs that a person asks about.
 

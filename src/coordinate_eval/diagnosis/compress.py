@@ -81,8 +81,7 @@ class Kept:
         self.rule: Rule | None = None
         self.mild = self.looks_wrong = self.is_exception = False
         self.may_be_wrong = self.success = False
-        """It is none of the lines that look like an error and end nothing; it says that a program
-        has done its work."""
+        """Whether it may be an error that ended the job; whether it says that a program is done."""
 
     @property
     def found(self) -> bool:

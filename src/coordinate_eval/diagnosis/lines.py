@@ -116,7 +116,7 @@ def is_mild(text: str, said: str = "") -> bool:
 
     Args:
         text: the line.
-        said: an exception that ends it. Its own words are none of the program's that met it.
+        said: an exception that ends it. The words of an exception do not make the line mild.
     """
     head = text[: min(_HEAD, len(text) - len(said))]
     mild = _LEVEL.search(head) or _GOES_ON.search(head)

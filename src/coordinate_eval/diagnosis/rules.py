@@ -63,9 +63,9 @@ def _rareness(letter: str) -> int:
 
 
 def needed_words(pattern: str) -> frozenset[str] | None:
-    """Return words in small letters, of which a line that the pattern is found in has one.
+    """Return words, in small letters, that a line with this pattern must have one of.
 
-    None if there are no such words, or if they cannot be found out.
+    None if the pattern needs no such words, or if its words cannot be found.
     """
     try:
         found = _words(list(_parser.parse(pattern)))
@@ -266,7 +266,7 @@ class Rules:
 
 
 class _Any:
-    """Patterns of which one is enough."""
+    """Patterns that a line is searched for: one match is enough."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._patterns = [_compiled(each) for each in patterns]

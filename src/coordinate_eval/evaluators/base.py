@@ -108,7 +108,7 @@ class Noted(Protocol):
 
 
 class Scorer(Protocol):
-    """The part of an evaluator that scores, from files of a run. Every evaluator has it, too."""
+    """The part of an evaluator that scores, from files of a run."""
 
     def questions(self, dataset: Dataset, responses: ResponseFiles) -> list[Question]:
         """See `Evaluator`."""

@@ -74,7 +74,7 @@ def texts(value: object) -> list[str]:
 
 
 def json_object(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, empty if there is none."""
+    """Return the JSON object in a file; an empty one if the file holds no object."""
     try:
         found = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -15,7 +15,7 @@ class QuestionKind(StrEnum):
 
 
 PYTHON = "python"
-"""The language of programs of which nothing else is said."""
+"""The language of programs, unless a question names another."""
 
 
 class Question(Record):

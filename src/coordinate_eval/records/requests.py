@@ -60,9 +60,9 @@ class Request(Key):
 
 
 class Asked(Record):
-    """One request of an item, but for what it shares with others of the item.
+    """One request of an item, without what all requests of the item share.
 
-    Defaults that can be changed have factories: each other one is copied deeply when it is read.
+    Lists and mappings have factories as defaults: pydantic would copy a plain default deeply.
     """
 
     index: int = 0
@@ -128,7 +128,7 @@ class OwnAnswers(Record):
 
 
 class DatasetRequests(Record):
-    """The index of `requests/<dataset>.jsonl`. It is written beside that file, after it."""
+    """The index of `requests/<dataset>.jsonl`, written after that file."""
 
     schema_: Literal["coordinate-eval/requests@2"] = Field(
         default="coordinate-eval/requests@2", alias="schema"

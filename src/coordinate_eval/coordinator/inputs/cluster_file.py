@@ -117,7 +117,7 @@ def load(path: Path) -> ClusterFile:
 
 
 class _Loader(_SafeLoader):
-    """Refuses a duplicate key, of which PyYAML takes the last."""
+    """A loader that refuses a duplicate key, where PyYAML would take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()

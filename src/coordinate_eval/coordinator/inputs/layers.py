@@ -147,7 +147,7 @@ def _variable(name: str) -> str:
 
 
 def resolve(layers: list[Layer]) -> tuple[Settings, dict[str, str]]:
-    """Merge layers, of which later ones win; return the settings and the source of each set one.
+    """Merge layers, later ones first; return the settings and the source of each set value.
 
     Raises:
         UserError: A name is unknown or a value is invalid; names the source.

@@ -74,7 +74,7 @@ class StageSettings(_Section):
 
 
 class TrialSettings(_Section):
-    """The resources of one trial besides GPUs, and its time limit."""
+    """The resources of one trial without its GPUs, and its time limit."""
 
     cpus: int = Field(
         default=4, ge=1, le=MOST_CPUS, description="cores of one trial, for each of its GPUs"
@@ -218,7 +218,7 @@ class HarnessSettings(_Section):
 
 
 class LimitSettings(_Section):
-    """The limits of all runs of a user together, beside those of the scheduler."""
+    """The limits of all runs of a user together, in addition to the scheduler's."""
 
     gpus: int | None = Field(
         default=None, ge=1, description="GPUs of all runs of this user together, at most"

@@ -22,10 +22,10 @@ TOKENS_PER_SECOND = 100_000.0
 MMLU takes about this on the cores of docs/benchmarks.md."""
 
 UNKNOWN_SECONDS = 10.0
-"""CPU seconds expected of a dataset of which nothing is known: mostly loading its data."""
+"""CPU seconds expected of an unknown dataset: most of them load its data."""
 
 _TRUSTED_SECONDS = 120.0
-"""Weight of the prediction beside the pace measured so far, in seconds of work."""
+"""Weight of the prediction against the pace measured so far, in seconds of work."""
 
 WORTH_SECONDS = 30.0
 """Least seconds of work for another process, which first loads the harness for about ten."""

@@ -58,7 +58,7 @@ def read_batch(note: str) -> Batch | None:
 def deadly(items: Iterable[int], deaths: Sequence[Batch | None]) -> list[int]:
     """Return the items that end engines for certain.
 
-    `deaths` are what engines had when they died, None for one of which that is not known.
+    `deaths` are the batches that engines had when they died; None for an unknown batch.
     """
     known = [batch for batch in deaths if batch is not None]
     alone = {batch.items[0] for batch in known if batch.alone and len(batch.items) == 1}
@@ -125,7 +125,7 @@ class _OpenShard:
     tally: measurements.Tally = field(default_factory=measurements.Tally)
     predicted_seconds: float = 0.0
     pulled: set[int] = field(default_factory=set)
-    """Items of which the engine has requests."""
+    """Items whose requests the engine has pulled."""
 
     @property
     def items(self) -> list[int]:
@@ -225,7 +225,7 @@ class OpenShards:
     def store(self, response: Response, seconds: float) -> None:
         """Append a response to its shard. `seconds` is its share of the engine's time.
 
-        One to a shard that was dropped is too late, and goes nowhere.
+        Responses to dropped shards are discarded.
 
         Raises:
             RecordError: no open shard waits for this response.
@@ -298,7 +298,7 @@ class OpenShards:
         self._open[span.dataset][span].writer.note_running(note.model_dump_json())
 
     def give_up(self, span: Span) -> None:
-        """End the attempt at a shard of which only items are left that end engines."""
+        """End the attempt at a shard whose only unanswered items end engines."""
         work = self._open[span.dataset].pop(span)
         self._time_left.drop(work.predicted_seconds)
         work.writer.give_back("given up", work.items)

@@ -1,4 +1,4 @@
-"""Second attempts: what a slow trial has not answered, an idle one answers too. The first wins.
+"""Second attempts: an idle trial also answers what a slow trial has left. The first to finish wins.
 
 A trial that finds nothing free looks at the shards that others hold. Each trial has an elapsed time
 and the predicted seconds of what it has answered meanwhile, which make its slowdown. A shard is
@@ -52,7 +52,7 @@ def choose(
 
     Args:
         held: shards of other trials.
-        owners: by name; those of which nothing is known are left alone.
+        owners: by name. Trials of unknown speed are left alone.
         own: slowdown of the trial that would make the attempts.
         floors: predicted seconds of each dataset's longest item, which no trial can split.
         least_gain: seconds by which the attempts must end sooner than the owners.

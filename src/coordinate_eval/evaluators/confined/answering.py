@@ -34,7 +34,7 @@ from coordinate_eval.evaluators.sandbox.inside import end_with_parent
 from coordinate_eval.records import Dataset, DatasetRequests, ItemRequests, Request
 
 STACKS_BYTES = 4 << 30
-"""Bytes of address space besides the memory: stacks of threads, which mostly stay untouched."""
+"""Bytes of address space in addition to the memory, for stacks of threads: most stay untouched."""
 
 MOST_THREADS = 4096
 """Most threads of all processes: libraries start some for each core of a large node."""

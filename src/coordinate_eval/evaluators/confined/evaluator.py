@@ -250,7 +250,7 @@ def _scores(work: Work, loaded: _Loaded) -> DatasetResults:
 
 
 def find_level(allow_unsafe: bool) -> tuple[Level | None, str]:
-    """Return the strongest level that works here, or None and why there is none."""
+    """Return the strongest level that works here, or None and why no level works."""
     try:
         return Sandbox.probe(allow_unsafe=allow_unsafe).level, ""
     except UserError as error:

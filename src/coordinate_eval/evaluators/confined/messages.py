@@ -37,7 +37,7 @@ MOST_QUESTIONS = 200_000
 """Most questions of one reply. As records, small ones take thirty times the bytes that say them."""
 
 MOST_VERDICTS = 500_000
-"""Most documents, times the filters of their task, of which samples are shown."""
+"""Most samples that are shown of a dataset: documents, times the filters of their task."""
 
 SAMPLES_AT_ONCE = 64
 """Samples in one reply. One may have a prompt of a million characters, four times."""
@@ -114,7 +114,7 @@ class LoggedSample(Record):
 class Outcome(Record):
     """Base of all replies.
 
-    A list is refused at its first wrong element: to note each takes two hundred times its bytes.
+    A list is refused at its first wrong element. Reporting every error would exhaust memory.
     """
 
     number: int

@@ -68,7 +68,7 @@ class BuiltDataset(AnsweredDataset):
         self.items += len(places)
 
     def digests(self) -> list[ItemDigest]:
-        """Return the digests of all items without requests so far, none if a document has none."""
+        """Return a digest of each item without its requests; none if a document has no digest."""
         # What making the prompts has done to a document is part of it.
         documents = {ask.item: ask.instance.doc for ask in self.asks}
         return item_digests(documents.values())
@@ -112,7 +112,7 @@ class BuiltDataset(AnsweredDataset):
         )
 
     def rewind(self) -> None:
-        """Remove all responses besides."""
+        """Restore the random generators, and remove all responses."""
         for ask in self.asks:
             ask.instance.resps = []
             ask.instance.filtered_resps = {}

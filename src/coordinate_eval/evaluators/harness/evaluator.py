@@ -332,7 +332,7 @@ class HarnessEvaluator:
     def _about_judge(
         self, dataset: Dataset, found: AnsweredDataset, answered: Answered
     ) -> dict[str, Any]:
-        """Return what the results say about the judge, nothing if there is none."""
+        """Return what the results say about the judge; nothing without a rubric."""
         if dataset.rubric is None:
             return {}
         documents: dict[str, dict[int, Any]] = {name: {} for name in found.loaded.judged}

@@ -167,7 +167,7 @@ def is_other_script(text: str, scripts: Sequence[str]) -> bool:
 
 
 class ReadResponses(Iterable[Response]):
-    """Responses, of which those that were cut by length are counted as they are read."""
+    """Responses that count, as they are read, how many were cut by length."""
 
     def __init__(self, responses: Iterable[Response]) -> None:
         self._responses = responses

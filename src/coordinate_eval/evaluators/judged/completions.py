@@ -126,7 +126,7 @@ _THINKING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "thin
 
 
 def _count(usage: Mapping[str, object]) -> int | None:
-    """Return the tokens of question and answer, None if a server's figures are none."""
+    """Return the tokens of question and answer; None if the server does not count them."""
     tokens = 0
     for name in ("prompt_tokens", "completion_tokens"):
         count = usage.get(name)

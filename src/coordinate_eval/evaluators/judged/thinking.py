@@ -72,7 +72,7 @@ def spoken(words: str) -> str | None:
 def _without_reasons(words: str) -> str:
     """Return words without reasons in tags after them, such as those of a score that comes first.
 
-    A model whose thinking the prompt has begun may speak of its marks, which are none of these.
+    Other tags stay: a model whose thinking the prompt has begun may write about such marks.
     """
     found = _REASONS.search(words)
     return words[: found.start()] if found and words[: found.start()].strip() else words

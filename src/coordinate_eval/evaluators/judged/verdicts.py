@@ -131,7 +131,7 @@ SECONDS = 2.0
 """Longest search for a verdict in a judge's words. A pattern may take for ever on some texts."""
 
 STYLE_CONTROLLED = "win_rate_style_controlled"
-"""Name of the win rate without what style adds. Those of its interval begin so, too."""
+"""Name of the win rate without what style adds. The names of its interval begin with it."""
 
 CONFIDENCE = 0.9
 RESAMPLES = 1000
@@ -147,7 +147,7 @@ class Lack(StrEnum):
 
 
 class Found(NamedTuple):
-    """A verdict found in a judge's words, or the reason for which there is none."""
+    """A verdict found in a judge's words, or the reason why the words have no verdict."""
 
     verdict: Verdict
     lack: Lack | None = None

@@ -46,7 +46,7 @@ WATCHED_BYTES: Final = 8 << 10
 a number of them that fits into 4% of the machine's memory (epoll(7))."""
 
 MAPPING_BYTES: Final = 256
-"""Memory behind one mapping of a process (`struct vm_area_struct`), of which it may have 65,530."""
+"""Memory behind one mapping (`struct vm_area_struct`). A process may have 65,530 mappings."""
 
 LINK_BYTES: Final = 64
 """Memory that links one mapping to an ancestor's (`struct anon_vma_chain`)."""
@@ -206,7 +206,7 @@ def members(process: int) -> Iterator[int]:
 
 
 def _children_of_hidden(process: int) -> Iterator[int]:
-    """Yield the children of a process that has ended, of which there are none, or that is hidden.
+    """Yield the children of a hidden process; none if the process has ended.
 
     Where /proc is mounted with `hidepid`, the process that judges a program is hidden from its own
     user, but the program is not. Few processes are to be seen there, so all are looked at.
@@ -259,7 +259,7 @@ def _bytes_behind_files(process: int, state: bytes) -> int:
     """Return what the open files of a process may hold; 0 if it has ended, or is ending.
 
     A process that hides from its own user counts with all files that it has had room for. The
-    kernel hides the files of an ending process, too, after it has taken its address space.
+    kernel also hides the files of an ending process, after taking away its address space.
     """
     folder = f"/proc/{process}/fd"
     watched = 0

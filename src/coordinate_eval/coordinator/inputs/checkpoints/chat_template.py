@@ -32,7 +32,7 @@ class ChatTemplate(NamedTuple):
     file: str = ""
     """The file that has it."""
     lack: str = ""
-    """The reason for which there is none, as a clause; empty if there is one."""
+    """Why there is no template, as a clause; empty if there is one."""
     in_code: bool = False
     """A tokenizer's code has it, and nothing is known of it here."""
 
@@ -79,7 +79,7 @@ def find(files: Sequence[str]) -> ChatTemplate:
 
 
 def _default(given: object) -> tuple[str, str]:
-    """Return the template for chats, or why there is none."""
+    """Return the template for chats, or why it is missing."""
     if isinstance(given, list):
         entries = [each for each in given if isinstance(each, dict)]
         given = {str(each.get("name")): each.get("template") for each in entries}

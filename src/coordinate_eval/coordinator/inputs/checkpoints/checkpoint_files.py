@@ -45,7 +45,7 @@ _SIZE = re.compile(rb"^(?:size|filesize =) (\d{1,18})$", re.MULTILINE)
 
 
 def check_head(path: Path, head: bytes) -> None:
-    """Check that a file, of which `head` are the first bytes, holds what it should.
+    """Check by the first bytes of a file, `head`, that it holds what its name says.
 
     Raises:
         UserError: It holds a pointer to it, an error page, or zeros.
@@ -119,7 +119,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def present(folder: Path, names: Iterable[str]) -> list[Path]:
-    """Return those of these files that a folder has. A link that leads nowhere is none."""
+    """Return which of these files a folder has. A link that leads nowhere does not count."""
     return [folder / name for name in names if (folder / name).exists()]
 
 

@@ -14,7 +14,7 @@ from coordinate_eval._format import brief
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 
 OURS: Final = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
-"""Files of which each makes a folder a checkpoint that can be evaluated."""
+"""Files that make a folder a checkpoint that can be evaluated: one of them is enough."""
 
 _MOST_FOLDERS = 1000  # looked into for checkpoints
 _TO_HF = "Convert it to Hugging Face's format first"

@@ -183,7 +183,7 @@ def _why_missing(index: Path, mapping: Mapping[str, Any], missing: list[str]) ->
 
 
 def _tensors(files: Iterable[Path]) -> set[str]:
-    """Return the names of the tensors in files; one that is torn has none."""
+    """Return the names of the tensors in files. A torn file counts as empty."""
     found: set[str] = set()
     for file in files:
         with contextlib.suppress(UserError, OSError):

@@ -103,7 +103,7 @@ def check_total(sizes: Iterable[int], path: Path) -> None:
 
 
 class _Portions:
-    """A file of which little is read at once: a zip file itself says how long its directory is."""
+    """A file that is read in small parts: a zip file itself says how long its directory is."""
 
     def __init__(self, file: FileIO) -> None:
         self._file = file

@@ -108,7 +108,7 @@ def without_chat_template(suite: Suite, files: Sequence[str], folder: str = "") 
 def with_counted_items(suite: Suite, folder: str = "") -> Suite:
     """Return the suite with the items of tasks of its own that read local JSON lines, if it can.
 
-    They are counted in the files, from `folder`, of which nothing else is known.
+    They are counted in the files, whose paths are relative to `folder`.
     """
     own = _own_tasks(suite)
     counted = {}

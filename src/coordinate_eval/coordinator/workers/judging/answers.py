@@ -69,7 +69,7 @@ class KeptAnswers:
             self._folder = None
 
     def find(self, question: Question) -> Answer | None:
-        """Return the answer to a question, None if there is none that can be used."""
+        """Return the kept answer to a question; None if there is no usable one."""
         if self._folder is not None:
             with contextlib.suppress(OSError, CoordinateError):
                 found = _files.read_record_if_there(self._path(self._folder, question.id), _Kept)

@@ -175,7 +175,7 @@ class _JudgeJob:
         """
         supervision = Supervision(self._dir, self._run.settings.supervisor.patience_seconds)
         busy_at, looked = time.monotonic(), -math.inf
-        # Files are looked at beside what is in flight, which waits for none of them.
+        # Files are read in a task of their own, so that questions in flight do not wait.
         opening = asyncio.create_task(self._open_some())
         try:
             while True:
@@ -207,7 +207,7 @@ class _JudgeJob:
             self._leaving = True
             for task in self._running:
                 task.cancel()
-            # What is being claimed is given back, too.
+            # A claim that is being made is also given back.
             await asyncio.gather(opening, *self._running, return_exceptions=True)
             self._give_back()
 

@@ -140,7 +140,7 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
                 write_progress("ready", run.staged_bytes)
                 copies = run_dir.copies(node)
                 measurements.append_copy(copies, weights.copy_seconds, run.checkpoint)
-                # Trials that run hold the weights, too.
+                # Running trials also hold the weights.
                 supervision = Supervision(run_dir, run.settings.supervisor.patience_seconds)
                 while time.time() < deadline and not supervision.is_lost():
                     check_there(run_dir)

@@ -3,9 +3,9 @@
 They lie in `<root>/coordinate-eval-<uid>/<run>/<node>/`, with a manifest written last. Every
 process that copies or uses them holds that folder (see `node_memory`).
 
-So a killed keeper leaves its weights to the trials, the last of which removes them. If that is
-killed, too, the end of the run has the node swept. What a crashed node leaves is removed by the
-user's next keeper there.
+So a killed keeper leaves its weights to the trials, and the last trial removes them. If the last
+trial is killed as well, the node is swept at the end of the run. After a crash of the node, the
+user's next keeper there removes what was left.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ from coordinate_eval.records import Checkpoint, CheckpointFormat, Record
 _MANIFEST = "manifest.json"
 
 SPARE_BYTES = 4 * 2**30
-"""Room beside large weights for what processes of engines share: vLLM's queues between eight GPUs
-take 2 GiB (`distributed/device_communicators/shm_broadcast.py`), and NCCL has segments, too."""
+"""Room that large weights leave for what processes of engines share: vLLM's queues between eight
+GPUs take 2 GiB (`distributed/device_communicators/shm_broadcast.py`), and NCCL has segments."""
 
 
 class Manifest(Record):

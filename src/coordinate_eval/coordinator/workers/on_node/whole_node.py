@@ -79,7 +79,7 @@ def _output(index: int) -> Iterator[BinaryIO | None]:
 
 
 def _wait(run_dir: RunDir, node: str, trials: Mapping[str, subprocess.Popen[bytes]]) -> list[int]:
-    """Wait until all trials have ended. End those of which the supervisor notes that they hang.
+    """Wait until all trials have ended. End the trials that the supervisor finds hanging.
 
     A trial that a signal has ended cannot say so, and the scheduler sees only that the job goes on.
     """

@@ -62,7 +62,7 @@ def load_tokenizer(folder: Path) -> Any:  # noqa: ANN401  one of many classes of
 def has_chat_template(tokenizer: Any) -> bool:  # noqa: ANN401  one of many classes
     """Return whether a tokenizer has a chat template: in a file, or in code as Mistral's.
 
-    Of templates with names only that named `default` is for chats. An empty one is none.
+    Of templates with names only `default` is for chats. An empty template does not count.
     """
     from transformers import PreTrainedTokenizerBase
 
@@ -132,7 +132,7 @@ SLOWEST: Final = 10_000.0
 transformers that we have measured, `BertJapaneseTokenizer` in Python, cuts 750,000."""
 
 CALL_SECONDS: Final = 0.01
-"""CPU seconds that a call may take besides: most take a hundredth of it."""
+"""CPU seconds that each call may take in addition. Most calls take a hundredth of that."""
 
 MOST_FAILURES: Final = 1000
 """Calls that may fail one after the other. A template that refuses a system message fails once for

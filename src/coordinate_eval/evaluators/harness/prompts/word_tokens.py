@@ -5,8 +5,8 @@ of today's expressions never join a letter or a digit to white space after it. A
 cut there, and each part has the tokens that it has in the whole. Words recur: looking their
 tokens up takes a fifth of the CPU time of cutting the text anew.
 
-For this, `cuts_at_words` compares each alternative of the expression with those of which it is
-known. The known ones are those of GPT-2, GPT-4, Llama 3, Qwen, Mistral and DeepSeek. None has a
+`cuts_at_words` compares each alternative of the expression with a list of alternatives that never
+join so. These are from GPT-2, GPT-4, Llama 3, Qwen, Mistral and DeepSeek. None has a
 class that holds both a letter or digit and white space, but before a single first letter; and
 none looks back, or ahead from a letter or digit. So a match that begins before the cut ends at it
 or before, whatever follows; and matches after the cut depend on nothing before it.
@@ -41,9 +41,9 @@ _LETTERS: Final = (
     {*_CASES},
     {f"{case}(?i:'s|'t|'re|'ve|'m|'ll|'d)?" for case in _CASES},
 )
-"""Sets of alternatives that leave no letter out."""
+"""Sets of alternatives. Each set covers all letters."""
 _NUMBERS: Final = {r" ?\p{N}+", r"\p{N}", r"\p{N}+", r"\p{N}{1,2}", r"\p{N}{1,3}"}
-"""Alternatives each of which leaves no digit out."""
+"""Alternatives. Each covers all digits."""
 _OTHERS: Final = {
     *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "(?i:'s|'t|'re|'ve|'m|'ll|'d)"),
     *(r"\s+(?!\S)", r"\s+", r"\s*[\r\n]+", r"\s*[\r\n]"),

@@ -42,7 +42,7 @@ from coordinate_eval.evaluators.judged.verdicts import (
 from coordinate_eval.records import DatasetResults, Question, Rubric, judge_name
 
 MOST_VALUES = 100
-"""Most values of a rubric's field `by`, each of which has scores of its own."""
+"""Most values of a rubric's field `by`. Each value has scores of its own."""
 
 _FILTER = "none"
 

@@ -50,7 +50,7 @@ class ItemDigest:
 
 
 def item_digests(documents: Iterable[Any]) -> list[ItemDigest]:
-    """Return the digests of items without requests so far, none at all if a document has none."""
+    """Return a digest of each item without its requests; none if a document has no digest."""
     try:
         return [ItemDigest(document) for document in documents]
     except ValueError:

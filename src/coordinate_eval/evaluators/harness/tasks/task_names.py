@@ -63,7 +63,7 @@ def kept_file(cache: Path) -> Path | None:
 
 
 def read(file: Path, folder: Path) -> KeptTasks | None:
-    """Return a kept index, None if there is none that is true of the harness's folder of tasks."""
+    """Return the kept index; None if it is missing or the harness's folder of tasks has changed."""
     kept = _read(file)
     return kept if kept is not None and kept.state == state_of(folder) else None
 
