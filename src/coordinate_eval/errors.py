@@ -22,6 +22,7 @@ The command's exit status is 2 for UserError and SubmitRefused, 3 for ClusterSil
 and 1 for all others.
 """
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 
@@ -101,3 +102,17 @@ class ServerSilent(CoordinateError):
 
 class RecordError(CoordinateError):
     """A file of the run directory is missing, torn or of another version."""
+
+
+def with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what led to it, each once. The members of a group are among them."""
+    seen: set[int] = set()
+    left = [error]
+    while left:
+        each = left.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            left.append(each.__cause__ or each.__context__)
+            if isinstance(each, BaseExceptionGroup):
+                left += reversed(each.exceptions)

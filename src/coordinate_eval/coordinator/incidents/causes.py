@@ -9,7 +9,7 @@ import contextlib
 import errno
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -27,7 +27,7 @@ from coordinate_eval.coordinator.run.records import TrialError
 from coordinate_eval.diagnosis.cause import Cause, Ending, Log, find_cause, read_log, unknown
 from coordinate_eval.diagnosis.compress import compress_text
 from coordinate_eval.diagnosis.rules import Rules, merged, read_site, shipped, with_site
-from coordinate_eval.errors import EngineError, ForeignError, UserError
+from coordinate_eval.errors import EngineError, ForeignError, UserError, with_causes
 
 
 def rules_file(settings: Settings) -> Path:
@@ -206,13 +206,13 @@ class TrialErrors:
             rules = read_rules(self._settings)
         except UserError:
             rules = shipped()
-        said = "\n".join(f"{type(each).__name__}: {each}" for each in _chain(error))
+        said = "\n".join(f"{type(each).__name__}: {each}" for each in with_causes(error))
         return find(self._log, said, End.FAILED, rules, MOST_LOG_BYTES, self._begin)
 
 
 def cause_of_error(error: BaseException, *, engine_started: bool) -> TrialError:
     """Return the cause of a trial's failure: what the errors say that led to it, else its kind."""
-    chain = list(_chain(error))
+    chain = list(with_causes(error))
     if any(_is_out_of_memory(each) for each in chain):
         return "out of memory"
     # Libraries raise OSError without a number for wrong files of a checkpoint.
@@ -225,14 +225,6 @@ def cause_of_error(error: BaseException, *, engine_started: bool) -> TrialError:
     if isinstance(error, EngineError | UserError) and not engine_started:
         return "engine start"
     return "other"
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that led to it."""
-    each: BaseException | None = error
-    while each is not None:
-        yield each
-        each = each.__cause__ or each.__context__
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -9,13 +9,13 @@ import json
 import os
 import re
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from coordinate_eval._format import brief
-from coordinate_eval.errors import ServerRefuses
+from coordinate_eval.errors import ServerRefuses, with_causes
 from coordinate_eval.evaluators.servers.access import Access
 
 MOST_WORDS: Final = 300
@@ -228,19 +228,9 @@ def retry_after(text: str) -> float | None:
 
 def reason_of(error: Exception) -> str:
     """Return what went wrong with a connection: the system's words if there are some."""
-    for each in _chain(error):
+    for each in with_causes(error):
         if isinstance(each, OSError) and each.errno and each.errno > 0:
             return os.strerror(each.errno).lower()
         if isinstance(each, OSError) and each.strerror:  # of a name that is not known
             return brief(each.strerror, MOST_WORDS).lower()
     return f"{brief(error, MOST_WORDS) or 'a broken connection'} ({type(error).__name__})"
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what caused it, groups included."""
-    while error is not None:
-        yield error
-        if isinstance(error, BaseExceptionGroup):
-            for each in error.exceptions:
-                yield from _chain(each)
-        error = error.__cause__ or error.__context__

@@ -23,7 +23,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._index import Entry, Kind, TaskIndex
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from coordinate_eval.errors import CoordinateError, DataMissing, UserError
+from coordinate_eval.errors import CoordinateError, DataMissing, UserError, with_causes
 from coordinate_eval.evaluators.harness.code_eval import asks_code_eval
 from coordinate_eval.evaluators.harness.prompts.conversation import Conversation
 from coordinate_eval.evaluators.harness.tasks import task_names
@@ -312,7 +312,7 @@ def _explained(dataset: Dataset, name: str) -> Iterator[None]:
     except CoordinateError:
         raise
     except Exception as error:
-        offline = any(type(cause).__name__ in _OFFLINE for cause in _causes(error))
+        offline = any(type(cause).__name__ in _OFFLINE for cause in with_causes(error))
         kind = DataMissing if offline else UserError
         raise kind(_explanation(dataset, name, error, offline=offline)) from error
 
@@ -368,11 +368,3 @@ def _wrong_data(task: Task, error: Exception, asked: object) -> str:
         if state.startswith("0 ") and not Path(path).name.startswith((".", "_"))
     ]
     return f"its data file {empty[0]} is empty: write its documents again" if empty else ""
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
