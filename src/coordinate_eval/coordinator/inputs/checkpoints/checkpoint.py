@@ -7,9 +7,9 @@ still being written are reported before anything is submitted.
 
 import hashlib
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Final, Protocol
 
 from coordinate_eval import _format
 from coordinate_eval._text_config import text_config
@@ -27,16 +27,41 @@ from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import ITEM_BYT
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
-_TORCH_SUFFIXES = {".pt", ".pth", ".bin"}
-# Files that trainers write beside the weights.
-_TRAINER_FILES = ("optimizer", "scheduler", "scaler", "rng_state", "random_states", "training_args")
 # The second has the quantization of a model of ModelOpt up to 0.29.
 _BESIDE_CONFIG = ("generation_config.json", "hf_quant_config.json")
 _MOST_CONFIG_BYTES = 4 << 20  # read, JSON takes up to thirty times as much
 _MOST_WEIGHT_BYTES = 1 << 50
-_MOST_TENSORS = 2_000_000
+
+
+class Reader(Protocol):
+    """A module that reads checkpoints of one format."""
+
+    def find(
+        self, place: Path, names: Sequence[str], parts: Collection[str]
+    ) -> tuple[list[Path], list[Path]] | None:
+        """Return the weight files at a place, and small files that belong to them.
+
+        Return None if the place has no weights of this format. `parts` are the names that tell
+        another format.
+        """
+        ...
+
+    def contents(
+        self, weights: Sequence[Path], extra: Sequence[Path]
+    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Return the tensors of weight files, and the number of parameters by type.
+
+        Raises:
+            UserError: A file is torn, or not what its name says.
+        """
+        ...
+
+
+_READERS: Final[Mapping[CheckpointFormat, Reader]] = {
+    CheckpointFormat.SAFETENSORS: safetensors_file,
+    CheckpointFormat.TORCH: torch_file,
+}
+"""The formats that are read. The first that finds weights counts."""
 
 
 def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = None) -> Checkpoint:
@@ -142,41 +167,28 @@ def _text(path: Path) -> str:
 
 def _find_weights(place: Path) -> tuple[list[Path], CheckpointFormat, list[Path]]:
     """Return the weight files, their format, and small files that belong to them."""
+    names = [place.name] if place.is_file() else sorted(entry.name for entry in place.iterdir())
+    words, parts = formats.recognized(place, names)
+    for kind, reader in _READERS.items():
+        if found := reader.find(place, names, parts):
+            weights, extra = found
+            return weights, kind, extra
     if place.is_file():
-        words, _ = formats.recognized(place, [place.name])
-        if place.suffix in _TORCH_SUFFIXES and not words:
-            return [place], CheckpointFormat.TORCH, []
         raise UserError(
             words
             or f"checkpoint {place} is a file, but not a .pt, .pth or .bin file. "
             "Give the folder for safetensors"
         )
-    names = sorted(entry.name for entry in place.iterdir())
-    index = place / _INDEX
-    if _INDEX in names:
-        return safetensors_file.files_named(index), CheckpointFormat.SAFETENSORS, [index]
-    if _SINGLE in names:
-        return [place / _SINGLE], CheckpointFormat.SAFETENSORS, []
-    words, parts = formats.recognized(place, names)
-    files = [
-        place / name
-        for name in names
-        if Path(name).suffix in _TORCH_SUFFIXES
-        and not name.startswith(_TRAINER_FILES)
-        and name not in parts
-    ]
-    if len(files) == 1:
-        return files, CheckpointFormat.TORCH, []
-    raise UserError(
-        ". ".join(filter(None, (words or _none(place, names, files), formats.below(place, names))))
-    )
+    words = words or _none(place, names, torch_file.candidates(place, names, parts))
+    raise UserError(". ".join(filter(None, (words, formats.below(place, names)))))
 
 
 def _none(place: Path, names: Sequence[str], files: Sequence[Path]) -> str:
     """Return words about a folder in which the weights are not found."""
+    single, index = safetensors_file.SINGLE, safetensors_file.INDEX
     if any(name.endswith(".safetensors") for name in names):
         return (
-            f"checkpoint {place} has safetensors, but neither {_SINGLE} nor {_INDEX}, which is "
+            f"checkpoint {place} has safetensors, but neither {single} nor {index}, which is "
             "written last. Wait until it is saved, or save it with save_pretrained"
         )
     if files:
@@ -187,7 +199,7 @@ def _none(place: Path, names: Sequence[str], files: Sequence[Path]) -> str:
         )
     shown = f"only {', '.join(map(repr, names[:8]))}" if names else "nothing"
     return (
-        f"checkpoint {place} has no weights ({_SINGLE}, {_INDEX}, or one .pt, .pth or .bin): "
+        f"checkpoint {place} has no weights ({single}, {index}, or one .pt, .pth or .bin): "
         f"it holds {shown}. If it is being written, try again afterwards"
     )
 
@@ -267,22 +279,7 @@ def _tensors(
             if not (head := opened.read(checkpoint_files.HEAD_BYTES)):
                 raise UserError(f"{file} is empty. If it is being written, try again afterwards")
             checkpoint_files.check_head(file, head)
-    if kind is CheckpointFormat.TORCH:
-        tensors, counts = torch_file.read(weights[0])
-    else:
-        tensors, counts = {}, {}
-        held: dict[str, list[str]] = {}
-        for file in weights:
-            found = safetensors_file.read(file)
-            for name in found:
-                held.setdefault(name, []).append(file.name)
-            tensors.update(found)
-            for dtype, shape in found.values():
-                counts[dtype] = counts.get(dtype, 0) + math.prod(shape)
-            if len(held) > _MOST_TENSORS:
-                raise UserError(f"{file.parent} has more than {_MOST_TENSORS:,} tensors")
-        for index in extra:
-            safetensors_file.check_index(index, held)
+    tensors, counts = _READERS[kind].contents(weights, extra)
     if not sum(counts.values()):
         raise UserError(f"{weights[0].parent} has no parameters: its weight files hold no tensors")
     return tensors, counts

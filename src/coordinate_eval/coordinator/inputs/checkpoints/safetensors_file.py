@@ -2,8 +2,9 @@
 
 import contextlib
 import json
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,11 @@ from coordinate_eval.errors import UserError
 
 MOST_HEADER_BYTES = 32 << 20
 """Of one file: 200,000 tensors. The format allows 100 MB, which take 1 GB when they are read."""
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+"""The names of the index of several files, and of a single file."""
+
+_MOST_TENSORS = 2_000_000
 
 _DTYPES = {
     "F64": "float64",
@@ -42,6 +48,46 @@ class Tensor(NamedTuple):
     dtype: str
     """Such as `bfloat16`."""
     shape: tuple[int, ...]
+
+
+def find(
+    place: Path, names: Sequence[str], parts: Collection[str]
+) -> tuple[list[Path], list[Path]] | None:
+    """Return the files that a folder's index names, and the index; or the single file.
+
+    Raises:
+        UserError: The index does not fit the files beside it.
+    """
+    if not place.is_dir():
+        return None
+    if INDEX in names:
+        return files_named(place / INDEX), [place / INDEX]
+    return ([place / SINGLE], []) if SINGLE in names else None
+
+
+def contents(
+    weights: Sequence[Path], extra: Sequence[Path]
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Return the tensors of several files, and the number of parameters by type.
+
+    Raises:
+        UserError: As for `read`, or the index does not fit the files.
+    """
+    tensors: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
+    held: dict[str, list[str]] = {}
+    for file in weights:
+        found = read(file)
+        for name in found:
+            held.setdefault(name, []).append(file.name)
+        tensors.update(found)
+        for dtype, shape in found.values():
+            counts[dtype] = counts.get(dtype, 0) + math.prod(shape)
+        if len(held) > _MOST_TENSORS:
+            raise UserError(f"{file.parent} has more than {_MOST_TENSORS:,} tensors")
+    for index in extra:
+        check_index(index, held)
+    return tensors, counts
 
 
 def read(file: Path) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ compresses nothing, so what a file holds is no larger than the file.
 import re
 import struct
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import (
 )
 from coordinate_eval.errors import UserError
 
+_SUFFIXES = {".pt", ".pth", ".bin"}
+# Files that trainers write beside the weights.
+_TRAINER_FILES = ("optimizer", "scheduler", "scaler", "rng_state", "random_states", "training_args")
 _STATE_KEYS = ("model_state_dict", "state_dict", "model", "module")
 _MOST_PICKLE_BYTES = 64 << 20
 _MOST_DIRECTORY_BYTES = 16 << 20  # 200,000 storages; read, it takes ten times as much
@@ -45,6 +48,33 @@ _WRAPPERS = re.compile(
     r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
 _DATA_PARALLEL = "module."
+
+
+def candidates(place: Path, names: Sequence[str], parts: Collection[str]) -> list[Path]:
+    """Return the files that may hold the weights, without the names that tell another format."""
+    return [
+        place if place.is_file() else place / name
+        for name in names
+        if Path(name).suffix in _SUFFIXES
+        and name not in parts
+        and (place.is_file() or not name.startswith(_TRAINER_FILES))
+    ]
+
+
+def find(
+    place: Path, names: Sequence[str], parts: Collection[str]
+) -> tuple[list[Path], list[Path]] | None:
+    """Return the file itself, or the only file of a folder that may hold the weights."""
+    files = candidates(place, names, parts)
+    return (files, []) if len(files) == 1 else None
+
+
+def contents(
+    weights: Sequence[Path], extra: Sequence[Path]
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Return the tensors of the only file, as `read` does."""
+    (file,) = weights
+    return read(file)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, int]]:
