@@ -7,7 +7,7 @@ from coordinate_eval.coordinator.planning.places.degrees import (
     allowed,
     check_gpu,
     check_tensor,
-    whole_experts,
+    engine_args,
 )
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat, EngineSettings
@@ -38,7 +38,9 @@ def test_whole_experts_need_not_be_cut() -> None:
     mixture = model(64, 4, experts=128, expert_splits={"width": 12})
     assert tensors(allowed(mixture, 8)) == [1, 2, 4]
     assert Degrees(8, 1, 8) in allowed(mixture, 8)
-    assert [whole_experts(mixture, tensor) for tensor in (1, 4, 8)] == [False, False, True]
+    assert [engine_args(mixture, "vllm", tensor) for tensor in (1, 4, 8)] == [
+        {}, {}, {"enable_expert_parallel": True}
+    ]  # fmt: skip
     assert all(each.expert == 1 for each in allowed(model(64, 4), 8))
 
 

@@ -21,7 +21,7 @@ from coordinate_eval.coordinator.incidents.causes import (
 )
 from coordinate_eval.coordinator.incidents.incident import read_incidents
 from coordinate_eval.coordinator.incidents.remedies import lighter_load
-from coordinate_eval.coordinator.planning.places.degrees import whole_experts
+from coordinate_eval.coordinator.planning.places import degrees
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, own_task
@@ -289,9 +289,8 @@ class TrialRunner:
 
     def _engine_args(self) -> dict[str, Any]:
         run, settings = self._run, self._run.settings.engine
-        whole = settings.name == "vllm" and whole_experts(run.checkpoint, run.tensor_parallel)
-        given = {"enable_expert_parallel": True} if whole else {}
-        return given | self._load.engine_args(settings)
+        of_model = degrees.engine_args(run.checkpoint, settings.name, run.tensor_parallel)
+        return of_model | self._load.engine_args(settings)
 
     def _record_start(self, seconds: float) -> None:
         started = measurements.EngineStarted(

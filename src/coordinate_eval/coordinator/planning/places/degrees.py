@@ -8,7 +8,7 @@
 - Pipeline parallel: groups of GPUs hold consecutive layers, any number of each (`get_pp_indices`).
 """
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import gpus
@@ -103,6 +103,12 @@ def _of(checkpoint: Checkpoint, tensor: int, pipeline: int) -> list[Degrees]:
 def whole_experts(checkpoint: Checkpoint, tensor: int) -> bool:
     """Return whether experts have to stay whole on so many GPUs: their parts would not be equal."""
     return tensor > 1 and any(number % tensor for number in checkpoint.expert_splits.values())
+
+
+def engine_args(checkpoint: Checkpoint, engine: str, tensor: int) -> dict[str, Any]:
+    """Return the engine arguments with which so many GPUs share the experts of a model."""
+    whole = engine == "vllm" and whole_experts(checkpoint, tensor)
+    return {"enable_expert_parallel": True} if whole else {}
 
 
 def shared_by(checkpoint: Checkpoint) -> str:

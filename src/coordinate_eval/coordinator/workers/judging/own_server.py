@@ -24,6 +24,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
     longest_answer,
     revision,
 )
+from coordinate_eval.coordinator.planning.places import degrees
 from coordinate_eval.coordinator.run.jobs import program
 from coordinate_eval.coordinator.run.logs import own_log
 from coordinate_eval.coordinator.run.own import check_there
@@ -183,5 +184,6 @@ def serve(run_dir: RunDir, model: Path, socket: Path) -> None:
         key=os.environ.pop(_KEY),
         tensor_parallel=run.judge_place.gpus,
         max_length=context_of(judge),
-        args=run.settings.judge.engine_args,
+        args=degrees.engine_args(judge, run.settings.engine.name, run.judge_place.gpus)
+        | run.settings.judge.engine_args,
     )
