@@ -4,7 +4,8 @@ import io
 from pathlib import Path
 
 from rich.console import Console
-from tests.decisions import SPANS, facts, make_run
+from tests.decisions import ROUND, SPANS, TRIAL, facts, make_run
+from tests.slurm_nodes import task_of
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cli.launch.foreground import Display
@@ -30,6 +31,18 @@ def test_off_a_terminal_nothing_is_said_twice(tmp_path: Path) -> None:
     assert len(lines) == 3
     assert lines[0].startswith(f"waiting for GPUs: 0 of {len(SPANS)} shards")
     assert lines[2].startswith(f"waiting for GPUs: 1 of {len(SPANS)} shards")
+
+
+def test_who_waits_is_told_of_a_limit_that_may_never_let_a_job_start(tmp_path: Path) -> None:
+    waits = task_of("7_0", "PENDING", "AssocGrpGRES", "", TRIAL[0])
+    _files.write_record(RunDir(tmp_path).round(0), ROUND)
+    shown = io.StringIO()
+    with Display(RunDir(tmp_path), make_run(), Console(file=shown, width=500)) as display:
+        for _ in range(2):
+            display.show(facts(tasks=[waits]))
+    (line,) = shown.getvalue().splitlines()
+    assert "job 7: a limit on what all jobs of a user, account or QOS have together" in line
+    assert "it waits for ever where one job alone asks for more" in line
 
 
 def test_the_first_signal_is_shown_once_when_all_of_it_is_there(tmp_path: Path) -> None:
