@@ -8,7 +8,6 @@ another user planted raises `ForeignError`.
 import contextlib
 import json
 import os
-import re
 import secrets
 from collections.abc import Callable, Hashable, Iterator
 from contextvars import ContextVar
@@ -54,19 +53,6 @@ def write_private(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def remove_left(path: Path, seconds: float) -> None:
-    """Remove what killed writers left beside a file, if it is older than the file by `seconds`.
-
-    Both times are of the file system's clock. Nothing else tells which writers were killed.
-    """
-    name = re.compile(rf"\.{re.escape(path.name[:100])}\.[0-9a-f]{{16}}\.tmp")
-    oldest = modified(path) - seconds
-    for left in filter(name.fullmatch, names(path.parent)):
-        with contextlib.suppress(FileNotFoundError):
-            if (path.parent / left).lstat().st_mtime < oldest:
-                (path.parent / left).unlink()
 
 
 def replace(complete: Path, path: Path) -> None:

@@ -151,7 +151,6 @@ def test_a_dry_run_counts_the_judge_s_time_beside_the_plan(tmp_path: Path, chat:
     server = shown(
         COORDINATE_EVAL_JUDGE_BASE_URL="http://host/v1",
         COORDINATE_EVAL_JUDGE_MODEL="m",
-        COORDINATE_EVAL_JUDGE_REQUESTS_PER_MINUTE="60",
     )
     assert "judge" not in alone
     assert own["estimate"] == server["estimate"] == alone["estimate"]
@@ -159,7 +158,8 @@ def test_a_dry_run_counts_the_judge_s_time_beside_the_plan(tmp_path: Path, chat:
     assert own["judge"]["gpus"] > 0
     assert own["judge"]["end_seconds"] > own["estimate"]["makespan_seconds"]
     assert server["judge"]["gpus"] == 0
-    assert server["judge"]["end_seconds"] - server["judge"]["begin_seconds"] >= 1319
+    # Each answer is taken to last ten seconds, and 32 questions are asked at the same time.
+    assert server["judge"]["end_seconds"] - server["judge"]["begin_seconds"] >= 1319 * 10 / 32
 
 
 def test_one_on_free_gpus_of_another_type_waits_for_no_trial_to_end(tmp_path: Path) -> None:
@@ -198,16 +198,26 @@ def test_one_that_fits_on_no_gpu_is_refused_before_a_run_is_made(
     assert "GiB" in done.stderr
 
 
-def test_what_it_rates_is_given_up_where_it_is_gone_when_the_run_is_planned(tmp_path: Path) -> None:
+def test_a_judge_that_is_gone_when_the_run_is_planned_ends_it_or_leaves_out_what_it_rates(
+    tmp_path: Path,
+) -> None:
     run, there = checkpoint_judged(tmp_path), offer(NODES, metric_cpus=8)
     run_dir = RunDir(tmp_path / "run")
     shutil.rmtree(tmp_path / "chat")
-    assert write_plan._judging(run_dir, run, there, {}) is None
+    why = f"the judge cannot be used: checkpoint {tmp_path / 'chat'} does not exist"
+    with pytest.raises(UserError, match=re.escape(why)):
+        write_plan._with_judging(run_dir, run, there, {})
+    lenient = run.model_copy(update={"strict": False})
+    with pytest.raises(UserError, match=re.escape(why)):  # nothing else is to be run
+        write_plan._with_judging(run_dir, lenient, there, {})
+    datasets = [*run.suite.datasets, Dataset(name="plain", task="plain", items=9)]
+    suite = run.suite.model_copy(update={"datasets": datasets})
+    left, judging = write_plan._with_judging(
+        run_dir, lenient.model_copy(update={"suite": suite}), there, {}
+    )
+    assert ([dataset.name for dataset in left.suite.datasets], judging) == (["plain"], None)
     for dataset in run.suite.datasets:
-        said = run_dir.dataset_error(dataset.name)
-        assert said.exists() == (dataset.rubric is not None)
-        if dataset.rubric is not None:
-            assert f"its judge cannot be used: checkpoint {tmp_path / 'chat'}" in said.read_text()
+        assert why in run_dir.dataset_error(dataset.name).read_text()
 
 
 def test_a_judge_for_which_no_node_has_room_now_is_planned_all_the_same(tmp_path: Path) -> None:

@@ -66,12 +66,13 @@ def write_plan(run_dir: RunDir, run: Run, cluster: Cluster, now: float, others: 
     if not run_dir.plan.exists():
         offer = _offer(run, cluster, now, others)
         reviewed = _files.read_record_if_there(run_dir.reviewed, Plan)
+        run, judging = _with_judging(run_dir, run, offer, built)
+        part = {dataset.name: built[dataset.name] for dataset in run.suite.datasets}
         kept = _free_or_queued(run, offer, cluster, others, reviewed)
-        judging = _judging(run_dir, run, offer, built)
-        made = plan_run(run, offer, kept, built, reviewed, judging=judging)
+        made = plan_run(run, offer, kept, part, reviewed, judging=judging)
         round_ = made.round
         if reviewed is None and may_queue(run, cluster):
-            most = _most_trials(run, offer, made, built)
+            most = _most_trials(run, offer, made, part)
             round_ = round_.model_copy(update={"most_trials": most})
         others.take(made.run, 0, round_.nodes)
         _files.write_record(run_dir.first_round(made.plan.digest), round_)
@@ -147,21 +148,29 @@ def _most_trials(
     return 0
 
 
-def _judging(
+def _with_judging(
     run_dir: RunDir, run: Run, offer: Offer, built: Mapping[str, DatasetRequests]
-) -> Judging | None:
-    """Return what the judge will take. Give up what it rates where its checkpoint cannot be used.
+) -> tuple[Run, Judging | None]:
+    """Return the run, and what its judge will take.
 
-    No GPU then works for answers that nobody rates; a run that is resumed tries again.
+    Where the judge's checkpoint cannot be used, a run that is not strict is planned without the
+    datasets that it rates, if there are others.
+
+    Raises:
+        UserError: The checkpoint cannot be used, and no run is planned without it.
     """
     try:
-        return plan_judge(run, offer, built)
+        return run, plan_judge(run, offer, built)
     except UserError as error:
+        others = [dataset for dataset in run.suite.datasets if dataset.rubric is None]
+        said = f"the judge cannot be used: {error}"
+        if run.strict or not others:
+            raise UserError(said) from error
         for dataset in run.suite.datasets:
             if dataset.rubric is not None:
-                said = f"dataset {dataset.name}: its judge cannot be used: {error}\n"
-                _files.write(run_dir.dataset_error(dataset.name), said)
-        return None
+                _files.write(run_dir.dataset_error(dataset.name), f"{said}\n")
+        suite = run.suite.model_copy(update={"datasets": others})
+        return run.model_copy(update={"suite": suite}), None
 
 
 def may_queue(run: Run, cluster: Cluster) -> bool:
