@@ -19,12 +19,16 @@ from coordinate_eval.evaluators.judged.verdicts import (
     Verdict,
     battles,
     document_metrics,
-    find_verdict,
     look_for_verdict,
     metrics_of,
     side_preferred,
 )
 from coordinate_eval.records import Message, Rubric
+
+
+def find_verdict(words: str, rubric: Rubric) -> list[float] | None:
+    return look_for_verdict(words, rubric).verdict
+
 
 RATING = Rubric(
     name="rating",

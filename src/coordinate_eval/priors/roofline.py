@@ -153,15 +153,9 @@ def sequences_with_room(model: Model, gpu: Gpu, tokens: float) -> float:
     return max(0.0, room) * model.kv_shares / kept
 
 
-def gpu_seconds(
-    work: Work,
-    model: Model,
-    gpu: Gpu,
-    most: int = MAX_SEQUENCES,
-    coefficients: Features = SHIPPED,
-) -> float:
+def gpu_seconds(work: Work, model: Model, gpu: Gpu, most: int = MAX_SEQUENCES) -> float:
     """Return the seconds of one trial for all of the work, without the engine's start."""
-    return max(1e-3, features(work, model, gpu, most).seconds(coefficients))
+    return max(1e-3, features(work, model, gpu, most).seconds(SHIPPED))
 
 
 def score_seconds(items: float, requests: float) -> float:
@@ -170,7 +164,7 @@ def score_seconds(items: float, requests: float) -> float:
     return SCORE_SECONDS_PER_DATASET + each
 
 
-def floor_seconds(work: Work, model: Model, gpu: Gpu, coefficients: Features = SHIPPED) -> float:
+def floor_seconds(work: Work, model: Model, gpu: Gpu) -> float:
     """Return the latency of the longest item's output, which splitting does not shorten."""
     alone = Work(
         items=1,
@@ -180,4 +174,4 @@ def floor_seconds(work: Work, model: Model, gpu: Gpu, coefficients: Features = S
         longest_output_tokens=work.longest_output_tokens,
     )
     decoding = features(alone, model, gpu)._replace(prefill=0.0, requests=0.0)
-    return decoding.seconds(coefficients)
+    return decoding.seconds(SHIPPED)

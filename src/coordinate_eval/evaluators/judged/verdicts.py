@@ -153,11 +153,6 @@ class Found(NamedTuple):
     lack: Lack | None = None
 
 
-def find_verdict(words: str, rubric: Rubric) -> Verdict:
-    """Return the verdict in a judge's words after its thinking."""
-    return look_for_verdict(words, rubric).verdict
-
-
 def look_for_verdict(words: str, rubric: Rubric) -> Found:
     """Return the verdict in a judge's words after its thinking, by the first pattern that matches.
 
