@@ -45,6 +45,9 @@ class EngineKind:
     serves: bool = False
     """It has a server, in which a checkpoint can judge."""
 
+    over_nodes: bool = False
+    """One engine can have the GPUs of several nodes."""
+
 
 ENGINES: Mapping[str, EngineKind] = {
     "vllm": EngineKind(
@@ -60,6 +63,7 @@ ENGINES: Mapping[str, EngineKind] = {
         dtype_argument="dtype",
         cache_root="VLLM_CACHE_ROOT",
         serves=True,
+        over_nodes=True,
     ),
     "transformers": EngineKind(
         packages=("accelerate", "transformers"),
@@ -68,7 +72,7 @@ ENGINES: Mapping[str, EngineKind] = {
         sequences=8,
         sequences_on_large_gpus=8,
     ),
-    "simulated": EngineKind(makes_up=True, serves=True),
+    "simulated": EngineKind(makes_up=True, serves=True, over_nodes=True),
 }
 """All engines, by the name in `EngineSettings`."""
 

@@ -9,7 +9,8 @@ from coordinate_eval.clusters.protocol import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places import asked_nodes
 from coordinate_eval.coordinator.planning.places import nodes as select
-from coordinate_eval.coordinator.planning.places.nodes import Demand, NoFreeGpu
+from coordinate_eval.coordinator.planning.places.degree import Demand
+from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.roofline import Work
 from coordinate_eval.records import Checkpoint
@@ -102,8 +103,8 @@ def picked(*nodes: Node, **settings: object) -> tuple[dict[str, int], int]:
     works = [
         Work(items=9, requests=9000, prompt_tokens=9e6, output_tokens=2e6, longest_output_tokens=99)
     ]
-    found, degree = select.choose_nodes(demand(works, **settings), nodes, [])
-    return {f"{n.name}:{n.gpu_type}": n.trials for n in found}, degree
+    found = select.choose_nodes(demand(works, **settings), nodes, [])
+    return {f"{n.name}:{n.gpu_type}": n.trials for n in found.nodes}, found.gpus_per_trial
 
 
 def test_the_type_whose_free_gpus_are_fastest_together() -> None:
@@ -132,7 +133,8 @@ SEVENTY = CHECKPOINT.model_copy(update={"bytes": 140 * 10**9, "parameters": 70 *
 
 
 def degree(checkpoint: Checkpoint, **of: object) -> int:
-    return select.gpus_per_trial(Demand(checkpoint, Settings(), 2048, []), [node("n", **of)])
+    wanted = Demand(checkpoint, Settings(), 2048, [])
+    return select.choose_nodes(wanted, [node("n", **of)], []).gpus_per_trial
 
 
 def test_a_large_model_gets_several_gpus() -> None:

@@ -36,6 +36,9 @@ TRIALS = Job(
     gpu_work=True,
     log="/runs/7/logs/trial-node1",
 )
+OVER_NODES = TRIALS.model_copy(
+    update={"node": "node1,node2", "nodes": 2, "count": 1, "gpus": 8, "cpus": 32}
+)
 SUPERVISOR = Job(
     name="run7.supervisor",
     argv=("/opt/venv/bin/coordinate-eval", "_supervise", "/runs/7"),
@@ -63,6 +66,7 @@ def options(made: Submission) -> dict[str, str]:
     ("name", "job", "settings"),
     [
         ("trials", TRIALS, SITE),
+        ("over_nodes", OVER_NODES, SITE),
         ("supervisor", SUPERVISOR, SITE),
         ("hostile", HOSTILE, SlurmSettings()),
     ],

@@ -26,6 +26,10 @@ TASK_VARIABLE = "COORDINATE_EVAL_TASK"
 NODE_VARIABLE = "COORDINATE_EVAL_NODE"
 """Environment variable with the name that the scheduler has for the node of a task."""
 
+RANK_VARIABLE = "COORDINATE_EVAL_RANK"
+"""Environment variable of the processes of a task on several nodes. It has the names of the two
+variables with a process's node, and with its place among them."""
+
 LOG_VARIABLE = "COORDINATE_EVAL_LOG"
 """Environment variable with the path of a task's log, where its output is a pipe."""
 
@@ -149,13 +153,18 @@ class Job(Record):
 
     name: str
     argv: tuple[str, ...]
-    node: str | None = Field(default=None, description="pinned to this node")
+    node: str | None = Field(
+        default=None, description="pinned to this node, or to nodes with commas between them"
+    )
+    nodes: int = Field(
+        default=1, description="of each task, whose argv runs once on each of them at the same time"
+    )
     avoid: tuple[str, ...] = Field(default=(), description="nodes on which it must not start")
     count: int = 1
-    gpus: int = Field(default=0, description="per task")
+    gpus: int = Field(default=0, description="per task, on each of its nodes")
     gpu_type: str = ""
-    cpus: int = Field(default=1, description="per task")
-    memory_mib: int = Field(default=1024, description="per task")
+    cpus: int = Field(default=1, description="per task, on each of its nodes")
+    memory_mib: int = Field(default=1024, description="per task, on each of its nodes")
     minutes: int
     requeue: bool = Field(
         default=False, description="the scheduler starts it again after a node failure"
@@ -185,8 +194,12 @@ class Job(Record):
         Raises:
             UserError: the container's runtime cannot express a path.
         """
+        return self.started_by(())
+
+    def started_by(self, launcher: tuple[str, ...]) -> tuple[str, ...]:
+        """Return `command` where this launcher starts a process on each node of a task."""
         if self.container is None:
-            return self.argv
+            return (*launcher, *self.argv)
         return contained(
             self.argv,
             self.container,
@@ -194,6 +207,7 @@ class Job(Record):
             gpu_type=self.gpu_type,
             cpus=self.cpus,
             folder=self.folder,
+            launcher=launcher,
         )
 
     @property

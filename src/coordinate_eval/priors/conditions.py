@@ -38,7 +38,11 @@ def on_processor(gpu: str, processor: str) -> str:
 
 
 def model_of(
-    checkpoint: Checkpoint, engine: EngineSettings, tensor_parallel: int, config: Path | None
+    checkpoint: Checkpoint,
+    engine: EngineSettings,
+    tensor_parallel: int,
+    config: Path | None,
+    pipeline_parallel: int = 1,
 ) -> roofline.Model:
     """Return the figures of a checkpoint in an engine that decide its speed.
 
@@ -60,6 +64,7 @@ def model_of(
             "activation_bytes_per_token": checkpoint.activation_bytes_per_token // other,
         },
         tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
         dtype=dtype,
         family=_family(config),
     )

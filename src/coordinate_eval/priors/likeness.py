@@ -44,7 +44,8 @@ def of_size(seen: float, size: float) -> float:
 @lru_cache(maxsize=4096)
 def of_model(seen: Model, model: Model) -> float:
     """Return the weight of a measurement by its model; 1 for checkpoints of one training run."""
-    like = unlike(seen.tensor_parallel != model.tensor_parallel)
+    degrees = seen.tensor_parallel, seen.pipeline_parallel
+    like = unlike(degrees != (model.tensor_parallel, model.pipeline_parallel))
     if (seen.family, seen.parameters, seen.dtype) == (model.family, model.parameters, model.dtype):
         return like
     return like * unlike(True) * of_size(seen.parameters, model.parameters)

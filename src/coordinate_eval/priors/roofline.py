@@ -67,6 +67,12 @@ class Model(ModelCosts):
     """What a model costs in an engine on some GPUs."""
 
     tensor_parallel: int = Field(gt=0, lt=10**6)
+    pipeline_parallel: int = Field(
+        default=1,
+        gt=0,
+        lt=10**6,
+        description="groups of so many GPUs, each with a part of the layers",
+    )
 
     @property
     def kv_shares(self) -> int:
@@ -122,25 +128,29 @@ SHIPPED = Features(
 
 def features(work: Work, model: Model, gpu: Gpu, most: int = MAX_SEQUENCES) -> Features:
     """Return the features of this work on one trial with `most` sequences at once."""
-    degree, requests = model.tensor_parallel, max(1.0, work.requests)
+    degree, stages = model.tensor_parallel, model.pipeline_parallel
+    requests = max(1.0, work.requests)
     # On average, half of a sequence's output is in its context.
     context = (work.prompt_tokens + work.output_tokens / 2) / requests
     # Where weights leave no room, and it ran all the same, the GPU has more memory.
     room = sequences_with_room(model, gpu, max(1.0, context)) or math.inf
     at_once = max(1.0, min(most, requests, room))
+    # The stages of a pipeline work on as many batches at once, each with its part of the sequences.
+    # So a stage reads its weights that much more often, in the time of that many GPUs.
     steps = work.output_tokens / at_once
+    read = model.read_bytes(max(1.0, at_once / stages))
     computed = max(0.0, work.prompt_tokens - work.cached_tokens)
     kept = work.output_tokens * model.kv_bytes(context)
     sent = 4 * (degree - 1) / degree * model.activation_bytes_per_token
     flops = gpu.flops * 16 / max(model.multiplied_bits, gpu.least_bits)
     return Features(
-        prefill=2 * model.active * computed / (flops * degree),
-        weights=steps * model.read_bytes(at_once) / (gpu.bandwidth * degree),
-        cache=kept / (gpu.bandwidth * model.kv_shares),
+        prefill=2 * model.active * computed / (flops * degree * stages),
+        weights=steps * read / (gpu.bandwidth * degree),
+        cache=kept / (gpu.bandwidth * model.kv_shares * stages),
         requests=work.requests,
         steps=steps,
         output_tokens=work.output_tokens,
-        exchange=sent * (computed + work.output_tokens) / gpu.link,
+        exchange=sent * (computed + work.output_tokens) / (gpu.link * stages),
     )
 
 
@@ -149,8 +159,9 @@ def sequences_with_room(model: Model, gpu: Gpu, tokens: float) -> float:
     kept = model.kv_bytes(tokens)
     if not (gpu.memory and kept):
         return math.inf
-    room = MEMORY_FRACTION * gpu.memory - model.bytes / model.tensor_parallel
-    return max(0.0, room) * model.kv_shares / kept
+    stages = model.pipeline_parallel
+    room = MEMORY_FRACTION * gpu.memory - model.bytes / (model.tensor_parallel * stages)
+    return max(0.0, room) * model.kv_shares * stages / kept
 
 
 def gpu_seconds(work: Work, model: Model, gpu: Gpu, most: int = MAX_SEQUENCES) -> float:

@@ -107,7 +107,7 @@ class SlurmCluster:
         Raises:
             UserError: sbatch would not understand a setting.
         """
-        within = self._partitions_of.get(job.node or "", ())
+        within = self._known_partitions(job)
         setting = self._settings.of(job.in_gpu_partition).partition
         most = self._most_mib_per_cpu.get(setting, 0)
         made = submission(job, self._settings, within, most)
@@ -281,9 +281,14 @@ class SlurmCluster:
         """
         if job.node is None or "," not in self._settings.of(job.in_gpu_partition).partition:
             return frozenset()
-        if job.node not in self._partitions_of:
+        if not self._partitions_of.keys() >= {*job.node.split(",")}:
             self._partitions_of = read_places(self._show_nodes())
-        return self._partitions_of.get(job.node, frozenset())
+        return self._known_partitions(job)
+
+    def _known_partitions(self, job: Job) -> frozenset[str]:
+        """Return the partitions that are known to have all nodes that a job is pinned to."""
+        names = (job.node or "").split(",")
+        return frozenset.intersection(*(self._partitions_of.get(n, frozenset()) for n in names))
 
     def poll(self, prefix: str) -> list[TaskStatus]:
         """Return this user's tasks whose job name has this prefix, for as long as Slurm lists them.

@@ -33,6 +33,10 @@ it."""
 
 _MOST_RESTARTS = 5
 
+_LEFT_SECONDS = 30
+"""Time that the processes of a task on several nodes get to end when the first of them has ended.
+"""
+
 
 @dataclass(frozen=True)
 class Submission:
@@ -65,8 +69,12 @@ def submission(
     Raises:
         UserError: an `extra_args` entry is not an option, or a text has a NUL character.
     """
+    if settings.memory and most_mib_per_cpu:
+        # So a job gets the same CPUs from each version of Slurm, and with each way to ask.
+        cpus = max(job.cpus, math.ceil(job.memory_mib / most_mib_per_cpu))
+        job = job.model_copy(update={"cpus": cpus})
     script = _template().render(
-        argv=[_quote(word) for word in job.command],
+        argv=[_quote(word) for word in job.started_by(_launcher(job))],
         folder=_quote(job.folder),
         setup=settings.setup,
         requeue=job.requeue,
@@ -76,15 +84,29 @@ def submission(
         own_log=_quote(job.log) if "\\" in job.log else "",
         line_of_log=_quote(_job_log.LINE),
         most_restarts=_MOST_RESTARTS,
+        nodes=job.nodes,
     )
-    if settings.memory and most_mib_per_cpu:
-        # So a job gets the same CPUs from each version of Slurm, and with each way to ask.
-        cpus = max(job.cpus, math.ceil(job.memory_mib / most_mib_per_cpu))
-        job = job.model_copy(update={"cpus": cpus})
     made = Submission(args=_options(job, settings, within), script=script)
     if any("\0" in text for text in (*made.args, made.script)):
         raise UserError(f"job {job.name!r}: a NUL character in its name, paths or settings")
     return made
+
+
+def _launcher(job: Job) -> tuple[str, ...]:
+    """Return what starts the processes of a task on several nodes: one on each."""
+    if job.nodes == 1:
+        return ()
+    return (
+        "srun",
+        f"--nodes={job.nodes}",
+        f"--ntasks={job.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={job.cpus}",
+        "--kill-on-bad-exit=0",  # whatever the site's default is: they end each other, and say why
+        f"--wait={_LEFT_SECONDS}",
+        "--mpi=none",
+        "--input=none",
+    )
 
 
 def _options(job: Job, settings: SlurmSettings, within: Collection[str]) -> tuple[str, ...]:
@@ -107,8 +129,9 @@ def _options(job: Job, settings: SlurmSettings, within: Collection[str]) -> tupl
         "--open-mode=append",
         "--export=ALL",
         "--propagate=NONE",  # a login node's limits, such as ulimit -t, are none of a job's
-        "--nodes=1",
-        "--ntasks=1",
+        f"--nodes={job.nodes}",
+        f"--ntasks={job.nodes}",
+        *(["--ntasks-per-node=1"] if job.nodes > 1 else []),
         f"--cpus-per-task={job.cpus}",
         *_memory(job, settings),
         f"--time={max(LEAST_MINUTES, job.minutes)}",

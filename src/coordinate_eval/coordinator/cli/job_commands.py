@@ -145,12 +145,14 @@ def sweep(run_dir: Path) -> None:
         print(f"removed {folder}")
 
 
-def trial(run_dir: Path, node: str, round_number: int = 0, minutes: int = 60) -> int:
-    """Run one engine on its GPUs."""
+def trial(
+    run_dir: Path, node: str, round_number: int = 0, minutes: int = 60, keeps: int = 0
+) -> int:
+    """Run one engine on its GPUs. With `keeps`, no keeper copies the weights for it."""
     from coordinate_eval.coordinator.workers.trial import run_trial
 
     end_with_parent_if_asked()
-    return run_trial(enter(run_dir), node, round_number, minutes)
+    return run_trial(enter(run_dir), node, round_number, minutes, keeps=bool(keeps))
 
 
 def node(

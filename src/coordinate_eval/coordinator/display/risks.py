@@ -101,7 +101,7 @@ def _memory(found: Review) -> Iterator[str]:
     live = {node.name: node for node in found.offer.nodes}
     running = Counter(trial.node for trial in found.plan.trials)
     weights = keeper_gib(found.run)
-    trial = found.run.settings.trial.memory_gib * found.plan.gpus_per_trial
+    trial = found.run.settings.trial.memory_gib * found.plan.tensor_parallel
     tight = []
     for name, trials in running.items():
         node = live.get(name)

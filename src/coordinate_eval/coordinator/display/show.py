@@ -151,7 +151,8 @@ def planned_jobs(planned: PlannedRun, cluster: Cluster, run_dir: RunDir) -> Iter
         if run.exclusive:
             yield jobs.node_job(run, run_dir, round_, node)
         else:
-            yield jobs.keeper_job(run, run_dir, round_, node)
+            for name in node.names:
+                yield jobs.keeper_job(run, run_dir, round_, node, name)
             yield jobs.trials_job(run, run_dir, round_, node)
     if set(run.asks) - set(run.judged):
         yield _pullers(run, run_dir, Pullers.METRIC)

@@ -220,10 +220,16 @@ def _model(plan: Plan) -> list[tuple[str, str]]:
 
 def _each(plan: Plan) -> str:
     """Return how many GPUs an engine has, of the numbers that are possible."""
+    whole = " with whole experts" if plan.expert_parallel else ""
+    if plan.nodes_per_trial > 1:
+        return (
+            f"; each has {plan.nodes_per_trial} nodes (pipeline parallel {plan.nodes_per_trial}) "
+            f"with {plural(plan.tensor_parallel, 'GPU')} (tensor parallel "
+            f"{plan.tensor_parallel}{whole})"
+        )
     if plan.gpus_per_trial == 1 or not plan.tensor_degrees:
         return ""
     possible = ", ".join(map(str, plan.tensor_degrees))
-    whole = " with whole experts" if plan.expert_parallel else ""
     return f", {plan.gpus_per_trial} for each{whole} (possible: {possible})"
 
 
@@ -315,14 +321,14 @@ def node_table(found: Review) -> Table:
         ("node", "trials", "shards", "weights", "first", "last"),
         [
             (
-                plain(name),
+                plain(", ".join(bars[0].trial.nodes) or name),
                 str(len(bars)),
                 str(sum(len(bar.shards) for bar in bars)),
                 duration(min(bar.trial.start_seconds for bar in bars)),
                 duration(min(bar.ready for bar in bars)),
                 duration(max(bar.end for bar in bars)),
             )
-            for name, bars in ((node.name, by_node[node.name]) for node in found.plan.nodes)
+            for name, bars in by_node.items()
         ],
     )
 

@@ -145,11 +145,12 @@ def _answered(run_dir: RunDir) -> set[str]:
     """Return the nodes of trials that answered since the run was last resumed."""
     since = _files.modified(run_dir.resumed)
     return {
-        trial.node
+        name
         for path in _files.records_in(run_dir.trials_folder)
         if (trial := _files.read_record_if_there(path, TrialProgress)) is not None
         and trial.responses
         and _files.modified(path) >= since
+        for name in (trial.node, *trial.others)
     }
 
 

@@ -35,12 +35,12 @@ def failed_jobs(run_dir: RunDir, now: float, known: Set[str]) -> Iterator[Incide
     since = _files.modified(run_dir.resumed)
     for round_ in read_rounds(run_dir):
         batch = batch_of_round(round_.number)
-        for node in round_.nodes:
-            job, path = keeper_id(round_.number, node.name), run_dir.stage(round_.number, node.name)
+        for name in (name for node in round_.nodes for name in node.names):
+            job, path = keeper_id(round_.number, name), run_dir.stage(round_.number, name)
             stage = None if job in known else _files.read_record_if_there(path, StageProgress)
             if stage is not None and stage.state == "failed" and _files.modified(path) >= since:
                 yield Incident(
-                    job=job, kind="keeper", batch=batch, node=node.name, how="error",
+                    job=job, kind="keeper", batch=batch, node=name, how="error",
                     time=now, message=stage.message, log=stage.log, before_work=True,
                 )  # fmt: skip
         for trial in read_trials_of(run_dir, round_):

@@ -240,7 +240,8 @@ def _incidents_of(
 ) -> list[Incident | None]:
     """Return the incidents of a round: of each trial, and of keepers that no trial followed."""
     nodes = {trial.node for trial in tried}
-    keepers = [keeper_id(round_.number, n.name) for n in round_.nodes if n.name not in nodes]
+    untried = [node for node in round_.nodes if nodes.isdisjoint(node.names)]
+    keepers = [keeper_id(round_.number, name) for node in untried for name in node.names]
     found = [incidents[keeper] for keeper in keepers if keeper in incidents]
     return [*(incidents.get(trial.trial) for trial in tried), *found]
 
@@ -257,5 +258,6 @@ def _waited(run_dir: RunDir, run: Run, round_: Round, seconds: float) -> bool:
     """Return whether a round without any trial, over after so long, waited in the queue."""
     if seconds >= run.settings.supervisor.patience_seconds:
         return True
-    begun = any(run_dir.stage(round_.number, node.name).exists() for node in round_.nodes)
+    names = (name for node in round_.nodes for name in node.names)
+    begun = any(run_dir.stage(round_.number, name).exists() for name in names)
     return seconds >= UNAVAILABLE_SECONDS and not begun

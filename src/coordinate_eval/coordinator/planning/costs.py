@@ -34,7 +34,11 @@ GUESSED_ITEMS = 1000
 
 
 def conditions(
-    checkpoint: Checkpoint, engine: EngineSettings, gpu_type: str, gpus_per_trial: int
+    checkpoint: Checkpoint,
+    engine: EngineSettings,
+    gpu_type: str,
+    tensor_parallel: int,
+    pipeline_parallel: int = 1,
 ) -> Conditions:
     """Return the conditions that costs depend on: model, engine and GPUs of one trial."""
     config = next((Path(f) for f in checkpoint.files if Path(f).name == "config.json"), None)
@@ -42,7 +46,7 @@ def conditions(
         engine,
         this_machine.engine_version(engine.name),
         conditions_of.on_processor(gpu_type, this_machine.processor()),
-        conditions_of.model_of(checkpoint, engine, gpus_per_trial, config),
+        conditions_of.model_of(checkpoint, engine, tensor_parallel, config, pipeline_parallel),
     )
 
 

@@ -16,9 +16,9 @@ from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
 from coordinate_eval.coordinator.inputs.judge import most_questions, why_not_judged
 from coordinate_eval.coordinator.planning.costs import dataset_cost
 from coordinate_eval.coordinator.planning.judging import Judging
+from coordinate_eval.coordinator.planning.places.degree import Demand
 from coordinate_eval.coordinator.planning.places.nodes import (
     QUEUED_NODE,
-    Demand,
     choose_nodes,
     keeper_gib,
     queued_nodes,
@@ -133,9 +133,9 @@ def nodes_of_judge(judge: Demand, offer: Offer) -> ChosenNodes:
         UserError: The checkpoint fits on no GPU of the cluster, or on more than the user's limit.
     """
     try:
-        nodes, gpus = choose_nodes(judge, offer.nodes, offer.busy)
+        nodes, gpus, _ = choose_nodes(judge, offer.nodes, offer.busy)
     except UserError:  # that no node has room now says nothing of later
-        nodes, gpus = queued_nodes(judge, offer.nodes, offer.busy)
+        nodes, gpus, _ = queued_nodes(judge, offer.nodes, offer.busy)
     most = judge.settings.limits.gpus
     if most is not None and gpus > most:
         raise UserError(

@@ -49,6 +49,7 @@ class NodeCapacity(Record):
     gpu_type: str
     trials: int = Field(gt=0)
     keeper_cpus: int = Field(default=1, gt=0, description="cores that are left for the keeper")
+    others: list[str] = Field(default=[], description="nodes that share its one trial")
 
 
 class ChosenNodes(NamedTuple):
@@ -56,6 +57,7 @@ class ChosenNodes(NamedTuple):
 
     nodes: list[NodeCapacity]
     gpus_per_trial: int
+    nodes_per_trial: int = 1
 
 
 class Capacity(Record):
@@ -63,6 +65,10 @@ class Capacity(Record):
 
     nodes: list[NodeCapacity]
     gpus_per_trial: int
+    nodes_per_trial: int = 1
+    node_bytes: int | None = Field(
+        default=None, description="of the weights that a node of such a trial needs, at most"
+    )
     engine_start_seconds: float
     storage_gigabits_per_node: float = Field(gt=0, description="of one node that copies alone")
     storage_shared: float = Field(
@@ -160,6 +166,11 @@ class PlanTrial(Record):
 
     id: str
     node: str
+    nodes: list[str] = Field(
+        default=[],
+        description="all nodes of a trial on several, the first of which is `node`",
+        exclude_if=lambda nodes: not nodes,
+    )
     gpus: int
     start_seconds: float
     setup_seconds: float
@@ -228,6 +239,12 @@ class Plan(Record):
     suite: PlanSuite
     engine: PlanEngine
     gpus_per_trial: int
+    nodes_per_trial: int = Field(
+        default=1,
+        ge=1,
+        description="that share its layers, each with equally many of its GPUs; absent if it is 1",
+        exclude_if=lambda nodes: nodes == 1,
+    )
     datasets: list[Cost]
     nodes: list[PlanNode]
     stages: list[Stage]
@@ -274,6 +291,11 @@ class Plan(Record):
         exclude_if=lambda context: not context,
     )
     digest: str = Field(default="", description="of all else here: only an unchanged plan is run")
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Return the GPUs of a trial on each of its nodes."""
+        return self.gpus_per_trial // self.nodes_per_trial
 
     @property
     def gpus(self) -> int:

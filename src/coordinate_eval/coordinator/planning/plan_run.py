@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinate_eval._engines import kind_of
 from coordinate_eval._format import duration
 from coordinate_eval.clusters.protocol import Busy, JobLimits, Node
+from coordinate_eval.coordinator.inputs.checkpoints import pipeline
 from coordinate_eval.coordinator.inputs.cluster_file import ClusterFile
 from coordinate_eval.coordinator.inputs.settings import MOST_RESTRAINT, Settings
 from coordinate_eval.coordinator.planning import planner, reviewed_plan, sizes
@@ -29,8 +31,8 @@ from coordinate_eval.coordinator.planning.costs import (
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.places import nodes as select
 from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
+from coordinate_eval.coordinator.planning.places.degree import Demand
 from coordinate_eval.coordinator.planning.places.degrees import tensor_degrees, whole_experts
-from coordinate_eval.coordinator.planning.places.nodes import Demand
 from coordinate_eval.coordinator.planning.plan import (
     Capacity,
     ChosenNodes,
@@ -154,17 +156,25 @@ def nodes_for(run: Run, offer: Offer, reviewed: Plan | None = None) -> ChosenNod
     """
     if reviewed is not None:
         reviewed_plan.check_datasets(reviewed, {d.name: None for d in run.suite.datasets})
-        return reviewed_plan.check_nodes(reviewed, _demand(run), offer.nodes, offer.busy)
-    return select.choose_nodes(_demand(run), offer.nodes, offer.busy)
+        demand = _demand(run, offer)
+        return reviewed_plan.check_nodes(reviewed, demand, offer.nodes, offer.busy)
+    return select.choose_nodes(_demand(run, offer), offer.nodes, offer.busy)
 
 
 def queued_nodes(run: Run, offer: Offer) -> ChosenNodes:
     """Return a stand-in for the nodes that a run will get which waits for a GPU."""
-    return select.queued_nodes(_demand(run), offer.nodes, offer.busy)
+    return select.queued_nodes(_demand(run, offer), offer.nodes, offer.busy)
 
 
-def _demand(run: Run) -> Demand:
-    return Demand(run.checkpoint, run.settings, run.engine_context, expected_works(run.suite))
+def _demand(run: Run, offer: Offer) -> Demand:
+    return Demand(
+        run.checkpoint,
+        run.settings,
+        run.engine_context,
+        expected_works(run.suite),
+        # Other schedulers start no processes of one job on several nodes.
+        over_nodes=offer.cluster == "slurm" and kind_of(run.settings.engine.name).over_nodes,
+    )
 
 
 def plan_run(
@@ -212,7 +222,7 @@ def plan_run(
             "max_length": run.max_length,
             "context": run.context,
             "tensor_degrees": tensor_degrees(run.checkpoint, most),
-            "expert_parallel": whole_experts(run.checkpoint, chosen.gpus_per_trial),
+            "expert_parallel": whole_experts(run.checkpoint, new.tensor_parallel),
         }
         plan = reviewed_plan.sealed(new.model_copy(update=more))
     run = with_plan(run, plan, built)
@@ -249,7 +259,9 @@ def rates(
 
     The cluster file has the latter two where one stands in for a cluster, else the priors.
     """
-    on = conditions(checkpoint, settings.engine, chosen.nodes[0].gpu_type, chosen.gpus_per_trial)
+    gpu_type, stages = chosen.nodes[0].gpu_type, chosen.nodes_per_trial
+    each = chosen.gpus_per_trial // stages
+    on = conditions(checkpoint, settings.engine, gpu_type, each, stages)
     if offer.described is not None:
         link = Link(offer.described.storage_gigabits_per_node)
         return on, offer.described.engine_start_seconds, link
@@ -265,6 +277,8 @@ def _capacity(run: Run, offer: Offer, chosen: ChosenNodes) -> Capacity:
     return Capacity(
         nodes=chosen.nodes,
         gpus_per_trial=chosen.gpus_per_trial,
+        nodes_per_trial=chosen.nodes_per_trial,
+        node_bytes=max(pipeline.bytes_of_nodes(run.checkpoint, chosen.nodes_per_trial)),
         engine_start_seconds=start,
         storage_gigabits_per_node=link.gigabits_per_node,
         storage_shared=link.shared,
@@ -292,7 +306,9 @@ def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run
     metric_seconds = sum(s.metric_cpu_seconds for s in shards if s.dataset in asks)
     return run.model_copy(
         update={
-            "tensor_parallel": plan.gpus_per_trial,
+            "tensor_parallel": plan.tensor_parallel,
+            "nodes_per_trial": plan.nodes_per_trial,
+            "node_bytes": plan.stages[0].bytes if plan.nodes_per_trial > 1 else 0,
             "context": max(plan.context, run.context),
             "gpu_type": plan.nodes[0].gpu_type,
             "engine_start_seconds": plan.trials[0].setup_seconds,
@@ -318,6 +334,7 @@ def first_round(run: Run, plan: Plan, now: float, nodes: Sequence[NodeCapacity] 
     `nodes` has the cores of keepers, as far as it is known which nodes the plan was made for.
     """
     trials = Counter(t.node for t in plan.trials)
+    others = {t.node: t.nodes[1:] for t in plan.trials}
     cpus = {node.name: node.keeper_cpus for node in nodes}
     return make_round(
         run,
@@ -329,8 +346,10 @@ def first_round(run: Run, plan: Plan, now: float, nodes: Sequence[NodeCapacity] 
                 gpu_type=n.gpu_type,
                 trials=trials[n.name],
                 keeper_cpus=cpus.get(n.name, 1),
+                others=others[n.name],
             )
             for n in plan.nodes
+            if n.name in others
         ],
         run.shards,
         ready_seconds=plan.ready_seconds,

@@ -116,15 +116,22 @@ def plan_on_capacity(
     least = min(bound, outcome.makespan_seconds)
     outcome = outcome.model_copy(update={"lower_bound_seconds": least})
     used = {trial.node for trial in best.trials}
-    nodes = [n for n in capacity.nodes if n.name in used]
+    nodes = [
+        PlanNode(name=name, gpus=n.gpus, gpu_type=n.gpu_type)
+        for n in capacity.nodes
+        if n.name in used
+        for name in (n.name, *n.others)
+    ]
+    copied = capacity.node_bytes or checkpoint.bytes
     return Plan(
         checkpoint=PlanCheckpoint.model_validate(checkpoint.model_dump()),
         suite=suite,
         engine=engine,
         gpus_per_trial=capacity.gpus_per_trial,
+        nodes_per_trial=capacity.nodes_per_trial,
         datasets=list(costs),
-        nodes=[PlanNode(name=n.name, gpus=n.gpus, gpu_type=n.gpu_type) for n in nodes],
-        stages=[Stage(node=n.name, bytes=checkpoint.bytes, seconds=staged) for n in nodes],
+        nodes=nodes,
+        stages=[Stage(node=n.name, bytes=copied, seconds=staged) for n in nodes],
         trials=best.trials,
         metric_jobs=best.metric_jobs,
         score_jobs=best.score_jobs,
@@ -146,7 +153,8 @@ def stage_seconds(checkpoint: Checkpoint, capacity: Capacity) -> float:
     The lower bound includes them too: it is for plans that stage all of these nodes.
     """
     link = Link(capacity.storage_gigabits_per_node, capacity.storage_shared)
-    return link.seconds(checkpoint.bytes, len(capacity.nodes))
+    copied = capacity.node_bytes or checkpoint.bytes
+    return link.seconds(copied, len(capacity.nodes) * capacity.nodes_per_trial)
 
 
 def metric_jobs(
@@ -312,6 +320,7 @@ class _Dealer:
             PlanTrial(
                 id=f"{node.name}-{index}",
                 node=node.name,
+                nodes=[node.name, *node.others] if node.others else [],
                 gpus=self.capacity.gpus_per_trial,
                 start_seconds=self.staged,
                 setup_seconds=self.capacity.engine_start_seconds,

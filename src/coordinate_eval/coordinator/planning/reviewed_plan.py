@@ -17,7 +17,7 @@ from coordinate_eval.clusters.protocol import Busy, Node
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places import nodes as select
 from coordinate_eval.coordinator.planning.places.asked_nodes import asked, most_nodes
-from coordinate_eval.coordinator.planning.places.nodes import Demand
+from coordinate_eval.coordinator.planning.places.degree import Demand
 from coordinate_eval.coordinator.planning.plan import ChosenNodes, NodeCapacity, Plan
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import UserError
@@ -90,7 +90,7 @@ def check_same(
         ("engine.args", plan.engine.args, settings.engine.args),
         ("tokens of context (trial.max_length)", plan.max_length, max_length),
         ("metrics.cpus", plan.metric_cpus, settings.metrics.cpus),
-        ("trial.tensor_parallel", plan.gpus_per_trial, settings.trial.tensor_parallel),
+        ("trial.tensor_parallel", plan.tensor_parallel, settings.trial.tensor_parallel),
     ):
         if planned != now and now is not None:
             raise UserError(
@@ -156,11 +156,11 @@ def check_nodes(
         UserError: A node is gone or lacks GPUs, cores or memory; says what each has now.
     """
     settings = demand.settings
-    gib = select.keeper_gib(demand.checkpoint, settings)
+    gib = select.keeper_gib(demand.checkpoint, settings, plan.nodes_per_trial)
     why = {node.name: node.why for node in busy}
     chosen, problems = list[NodeCapacity](), list[str]()
     for node in plan.nodes:
-        trials = sum(1 for trial in plan.trials if trial.node == node.name)
+        trials = sum(node.name in (trial.node, *trial.nodes) for trial in plan.trials)
         kinds = {n.gpu_type: n for n in nodes if n.name == node.name}  # a node may have several
         now = kinds.get(node.gpu_type)
         if now is None:
@@ -169,16 +169,19 @@ def check_nodes(
                 there = "it was made with --queue, before its nodes were known"
             problems.append(f"{node.name}: {there or why.get(node.name, 'there is no such node')}")
             continue
-        room = select.trials_on(now, settings, plan.gpus_per_trial, gib)
+        room = select.trials_on(now, settings, plan.tensor_parallel, gib)
         if room < trials:
             problems.append(
                 f"{node.name}: {now.free_gpus} GPUs, {now.cpus} cores and {now.memory_gib:.1f} GiB "
                 f"are free: room for {room} of its {trials} trials"
             )
-        cpus = select.keeper_cpus(now, settings, trials, plan.gpus_per_trial)
+        cpus = select.keeper_cpus(now, settings, trials, plan.tensor_parallel)
         chosen.append(NodeCapacity(**node.model_dump(), trials=trials, keeper_cpus=cpus))
     if problems:
         shown = "".join(f"\n  {problem}" for problem in problems[:20])
         more = f"\n  and {len(problems[20:])} more" if problems[20:] else ""
         raise UserError(f"the plan cannot start as it is:{shown}{more}\nplan again, or wait")
-    return ChosenNodes(chosen, plan.gpus_per_trial)
+    if plan.nodes_per_trial > 1:
+        on = {node.name: node for node in chosen}
+        chosen = [select.joined([on[name] for name in trial.nodes]) for trial in plan.trials]
+    return ChosenNodes(chosen, plan.gpus_per_trial, plan.nodes_per_trial)

@@ -202,7 +202,13 @@ def progress(
         portions_done=len(questions) - len(unanswered),
         portions=len(questions),
         nodes=len(
-            {node.name for round_ in current for node in round_.nodes if not node.anywhere}
+            {
+                name
+                for round_ in current
+                for node in round_.nodes
+                if not node.anywhere
+                for name in node.names
+            }
             | {trial.node for trial in now.values()}
         ),
         trials=counts,
@@ -309,11 +315,8 @@ def _before_engines(
         stage
         for round_ in current
         for node in round_.nodes
-        if (
-            stage := _files.read_record_if_there(
-                run_dir.stage(round_.number, node.name), StageProgress
-            )
-        )
+        for name in node.names
+        if (stage := _files.read_record_if_there(run_dir.stage(round_.number, name), StageProgress))
     ]
     copying = [stage for stage in stages if stage.state == "copying"]
     if copying:

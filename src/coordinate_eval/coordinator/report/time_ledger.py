@@ -319,7 +319,7 @@ def _lives(run_dir: RunDir, run: Run, round_: Round, *, ended: bool) -> Iterator
             released = run_dir.released(round_.number, node.name)
             over[node.name] = ended or released.exists()
         stage = stages[node.name]
-        life = Life(trial, run.tensor_parallel, node=node.name)
+        life = Life(trial, run.gpus_per_trial, node=node.name)
         if stage is not None:
             copied_to = stage.ready if stage.ready is not None else stage.updated
             life = life._replace(copied_from=stage.started, copied_to=copied_to)

@@ -103,17 +103,23 @@ def supervised_run(name: str) -> str | None:
     return match[1] if match else None
 
 
-def keeper_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
-    """Return the CPU-only job that holds the weights in a node's memory."""
-    name = keeper_name(run, round_.number, node.name)
+def keeper_job(
+    run: Run, run_dir: RunDir, round_: Round, node: RoundNode, on: str | None = None
+) -> Job:
+    """Return the CPU-only job that holds the weights in a node's memory.
+
+    That is the node `on`, of several that share a trial; without it, the only or first one.
+    """
+    on = on or node.name
+    name = keeper_name(run, round_.number, on)
     # A keeper begins before the trials. It must not end before them if the limits allow that.
     longer = round_.minutes + math.ceil(run.settings.supervisor.patience_seconds / 60) + 5
     most = round_.most_minutes or most_minutes(run, round_.created)
     minutes = max(round_.minutes, min(longer, most))
     return Job(
         name=name,
-        argv=_argv(run, run_dir, "_keep", node.name, round_.number, minutes),
-        node=node.name,
+        argv=_argv(run, run_dir, "_keep", on, round_.number, minutes),
+        node=on,
         cpus=node.keeper_cpus,
         memory_mib=math.ceil(keeper_gib(run) * 1024),
         minutes=minutes,
@@ -141,16 +147,25 @@ def sweeper_job(run: Run, run_dir: RunDir, node: str) -> Job:
     )
 
 
-def trials_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
-    """Return the job of a node's trials: one array."""
+def trials_job(
+    run: Run, run_dir: RunDir, round_: Round, node: RoundNode, *, keeps: bool = False
+) -> Job:
+    """Return the job of a node's trials: one array.
+
+    Where there is no keeper, or the job `keeps` the weights itself, it has memory for them.
+    """
     name = trials_name(run, round_.number, node.name)
     trial = run.settings.trial
-    # Where there is no keeper, any of them may have to copy the weights.
-    gib = trial.memory_gib * run.tensor_parallel + (keeper_gib(run) if node.anywhere else 0.0)
+    keeps = keeps or node.anywhere
+    gib = trial.memory_gib * run.tensor_parallel + (keeper_gib(run) if keeps else 0.0)
     return Job(
         name=name,
-        argv=_argv(run, run_dir, "_trial", node.name, round_.number, round_.minutes),
-        node=None if node.anywhere else node.name,
+        argv=(
+            *_argv(run, run_dir, "_trial", node.name, round_.number, round_.minutes),
+            *(("--keeps", "1") if keeps and not node.anywhere else ()),
+        ),
+        node=None if node.anywhere else ",".join(node.names),
+        nodes=run.nodes_per_trial,
         count=node.trials,
         gpus=run.tensor_parallel,
         gpu_type=node.gpu_type,
@@ -166,7 +181,12 @@ def trials_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job
 
 
 def node_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
-    """Return one job for a node's keeper and trials, for partitions of whole nodes."""
+    """Return one job for a node's keeper and trials, for partitions of whole nodes.
+
+    On several nodes each process of the trial copies what it needs.
+    """
+    if run.nodes_per_trial > 1:
+        return trials_job(run, run_dir, round_, node, keeps=True)
     name = trials_name(run, round_.number, node.name)
     trial = run.settings.trial
     gpus = run.tensor_parallel * node.trials
@@ -314,7 +334,8 @@ def _argv(
 def keeper_gib(run: Run) -> float:
     """Return the host memory of each of a run's keepers, in GiB."""
     converting = run.checkpoint.format is CheckpointFormat.TORCH
-    return keeper_memory_gib(run.staged_bytes, converting, run.settings.stage)
+    left_out = run.checkpoint.bytes - run.node_bytes if run.node_bytes else 0
+    return keeper_memory_gib(run.staged_bytes - left_out, converting, run.settings.stage)
 
 
 def trial_id(node: str, index: int, round_number: int) -> str:

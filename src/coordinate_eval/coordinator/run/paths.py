@@ -178,6 +178,10 @@ class RunDir:
         """Return the file of `TrialProgress`: how far a trial is."""
         return self.trials_folder / f"{trial}.json"
 
+    def ranks(self, trial: str) -> Path:
+        """Return the file that says where the first process of a trial on several nodes listens."""
+        return self.root / "ranks" / f"{trial}.json"
+
     @property
     def incidents_folder(self) -> Path:
         """Return the folder of `incident`."""

@@ -40,7 +40,13 @@ class JudgePlace(Record):
 class Planned(Record):
     """`planned.json`: what the plan adds to a run. Until then a run has the values given here."""
 
-    tensor_parallel: int = Field(default=1, description="GPUs of one trial")
+    tensor_parallel: int = Field(default=1, description="GPUs of one trial, on each of its nodes")
+    nodes_per_trial: int = Field(
+        default=1, description="that share one engine, each with consecutive layers of the model"
+    )
+    node_bytes: int = Field(
+        default=0, description="of the weights that a node of such a trial needs; 0 for all"
+    )
     context: int = Field(
         default=0, description="tokens of the engines' context; 0 for all of `max_length`"
     )
@@ -124,6 +130,11 @@ class Run(Planned):
         return self.context or self.max_length
 
     @property
+    def gpus_per_trial(self) -> int:
+        """Return the GPUs of one trial, on all of its nodes."""
+        return self.tensor_parallel * self.nodes_per_trial
+
+    @property
     def planned(self) -> bool:
         """Return whether the run has its plan: every plan has shards."""
         return bool(self.shards)
@@ -199,6 +210,12 @@ class RoundNode(Record):
     gpu_type: str
     trials: int
     keeper_cpus: int = Field(default=1, description="cores of the node's keeper")
+    others: list[str] = Field(default=[], description="nodes that share its one trial")
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of all nodes of the trials, the first of which names them."""
+        return [self.name, *self.others]
 
     @property
     def anywhere(self) -> bool:
@@ -335,7 +352,8 @@ class TrialProgress(Record):
 
     trial: str
     task: str
-    node: str
+    node: str = Field(description="of several: where it failed, else the first")
+    others: list[str] = Field(default=[], description="other nodes with a part of its engine")
     state: Literal["staging", "starting", "running", "ended", "failed"]
     started: float
     prepared: float | None = Field(default=None, description="the engine's packages were loaded")

@@ -11,6 +11,7 @@ from coordinate_eval.coordinator.run.jobs import (
 )
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, TrialProgress
+from coordinate_eval.errors import RecordError
 from coordinate_eval.records import Shard
 
 UNAVAILABLE_SECONDS = 60.0
@@ -80,7 +81,8 @@ def nodes_in_vain(run_dir: RunDir, since: float) -> frozenset[str]:
     for round_ in read_rounds(run_dir):
         for node in round_.nodes if round_.created > since else ():
             trials = [trial_id(node.name, index, round_.number) for index in range(node.trials)]
-            found[node.name] = not any(run_dir.trial(trial).exists() for trial in trials)
+            vain = not any(run_dir.trial(trial).exists() for trial in trials)
+            found |= dict.fromkeys(node.names, vain)
     return frozenset(name for name, vain in found.items() if vain)
 
 
@@ -90,6 +92,19 @@ def read_rounds(run_dir: RunDir) -> Iterator[Round]:
     while (found := _files.read_record_if_there(run_dir.round(number), Round)) is not None:
         yield found
         number += 1
+
+
+def nodes_of(run_dir: RunDir, number: int, name: str) -> RoundNode:
+    """Return the node of a round, or the nodes that share a trial, to which a node belongs.
+
+    Raises:
+        RecordError: The round has no such node.
+    """
+    path = run_dir.round(number)
+    for node in _files.read_record(path, Round).nodes:
+        if name in node.names:
+            return node
+    raise RecordError(f"{path} has no node {name}")
 
 
 def read_trials_of(run_dir: RunDir, round_: Round) -> Iterator[TrialProgress]:

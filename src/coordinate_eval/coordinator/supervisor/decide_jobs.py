@@ -230,8 +230,9 @@ def hanging_trials(run: Run, facts: Facts) -> list[Action]:
         if progress is not None:
             incident = of_trial(progress, how, said, facts.now, number)
         else:
+            known = task.node if run.nodes_per_trial == 1 else ""
             incident = Incident(
-                job=trial, kind="trial", batch=batch_of_round(number), node=task.node or node,
+                job=trial, kind="trial", batch=batch_of_round(number), node=known or node,
                 how=how, time=facts.now, message=said,
             )  # fmt: skip
         # In a job for a whole node the process that started the trial ends it, unless the job is

@@ -70,22 +70,27 @@ def count_trials(run: Run, facts: Facts) -> tuple[int, int]:
 
 def held_nodes(run: Run, facts: Facts) -> set[str]:
     """Return the nodes of these trials."""
-    return {name for name, running, coming in _by_node(run, facts) if running or coming}
+    return {
+        name
+        for node, running, coming in _by_node(run, facts)
+        if running or coming
+        for name in node.names
+    }
 
 
-def _by_node(run: Run, facts: Facts) -> Iterator[tuple[str, int, int]]:
+def _by_node(run: Run, facts: Facts) -> Iterator[tuple[RoundNode, int, int]]:
     """Yield each node of each round, how many of its trials run, and how many are to come."""
     for round_ in facts.rounds:
         for node in round_.nodes:
             name = jobs.trials_name(run, round_.number, node.name)
             if name not in facts.submitted:
                 released = (round_.number, node.name) in facts.released
-                yield node.name, 0, 0 if released else node.trials
+                yield node, 0, 0 if released else node.trials
                 continue
             of_task = node.trials if facts.is_one_job(run, name) else 1
             states = [task.state for task in facts.alive(name)]
             waiting = states.count(State.PENDING)
-            yield node.name, of_task * states.count(State.RUNNING), of_task * waiting
+            yield node, of_task * states.count(State.RUNNING), of_task * waiting
 
 
 def seconds_of(run: Run, facts: Facts, spans: Sequence[Span]) -> float:
@@ -106,36 +111,45 @@ def for_node(
     run: Run, run_dir: RunDir, facts: Facts, round_: Round, node: RoundNode
 ) -> list[Action]:
     """Decide for one node of a round: keeper, then trials, then release."""
-    keeper = jobs.keeper_name(run, round_.number, node.name)
+    keepers = [jobs.keeper_name(run, round_.number, name) for name in node.names]
     trials = jobs.trials_name(run, round_.number, node.name)
     key = round_.number, node.name
+    keys = [(round_.number, name) for name in node.names]
     if trials in facts.submitted:
-        return [*_late_keeper(run, facts, keeper, trials), *_trials(run, facts, key, trials)]
+        late = [a for keeper in keepers for a in _late_keeper(run, facts, keeper, trials)]
+        return [*late, *_trials(run, facts, key, trials)]
     if key in facts.released:
         return []
-    if not facts.unpublished or _waits_in_vain(run, facts, key):
+    if not facts.unpublished or all(_waits_in_vain(run, facts, each) for each in keys):
         return _release(facts, key)
     if node.anywhere:
         return [Submit(jobs.trials_job(run, run_dir, round_, node))]
-    if run.exclusive or (facts.job_limit and keeper not in facts.submitted):
+    missing = [keeper for keeper in keepers if keeper not in facts.submitted]
+    if run.exclusive or (facts.job_limit and missing):
         return [Submit(jobs.node_job(run, run_dir, round_, node))]
-    if keeper not in facts.submitted:
-        both: list[Action] = [Submit(jobs.keeper_job(run, run_dir, round_, node))]
-        if _nearly_staged(run, facts, key):
-            both.append(Submit(jobs.trials_job(run, run_dir, round_, node), beside=keeper))
-        return both
-    if facts.submitted[keeper].refusal:
+    nearly_staged = all(_nearly_staged(run, facts, each) for each in keys)
+    if missing:
+        found: list[Action] = [
+            Submit(jobs.keeper_job(run, run_dir, round_, node, name))
+            for name, keeper in zip(node.names, keepers, strict=True)
+            if keeper in missing
+        ]
+        if nearly_staged:
+            found.append(Submit(jobs.trials_job(run, run_dir, round_, node), beside=missing[-1]))
+        return found
+    if any(facts.submitted[keeper].refusal for keeper in keepers):
         # No job without GPUs is taken there: the keeper goes into the job of the trials.
         return [Submit(jobs.node_job(run, run_dir, round_, node))]
-    if facts.ended(keeper):
-        stage = facts.stages.get(key)
-        if stage is None or stage.state not in ("copying", "ready"):
+    ended = [key for key, keeper in zip(keys, keepers, strict=True) if facts.ended(keeper)]
+    if ended:
+        stages = [facts.stages.get(each) for each in ended]
+        if any(stage is None or stage.state not in ("copying", "ready") for stage in stages):
             return _release(facts, key)
         # The keeper was killed. Trials finish its copy themselves, and remove it at the end.
         return [Submit(jobs.trials_job(run, run_dir, round_, node))]
-    if _nearly_staged(run, facts, key):
+    if nearly_staged:
         return [Submit(jobs.trials_job(run, run_dir, round_, node))]
-    return cancel_late(run, facts, keeper)
+    return [action for keeper in keepers for action in cancel_late(run, facts, keeper)]
 
 
 def is_over(run: Run, facts: Facts, round_: Round, node: RoundNode) -> bool:

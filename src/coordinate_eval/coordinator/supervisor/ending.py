@@ -184,21 +184,22 @@ def nodes_to_sweep(run_dir: RunDir) -> list[str]:
     ended: dict[str, float] = defaultdict(float)
     killed: dict[str, float] = {}
     for round_ in read_rounds(run_dir):
-        for node in round_.nodes:
-            path = run_dir.stage(round_.number, node.name)
+        for name in (name for node in round_.nodes for name in node.names):
+            path = run_dir.stage(round_.number, name)
             stage = _files.read_record_if_there(path, StageProgress)
             if stage is None:
                 continue
             if stage.state in ("copying", "ready"):
-                killed[node.name] = inf
+                killed[name] = inf
             else:
-                ended[node.name] = max(ended[node.name], stage.updated)
+                ended[name] = max(ended[name], stage.updated)
         for trial in read_trials_of(run_dir, round_):
             if trial.state not in ("ended", "failed"):
                 path = run_dir.incident(trial.trial)
                 incident = _files.read_record_if_there(path, Incident)
                 when = inf if incident is None else incident.time
-                killed[trial.node] = max(killed.get(trial.node, 0.0), when)
+                for name in (trial.node, *trial.others):
+                    killed[name] = max(killed.get(name, 0.0), when)
     judge = _files.read_record_if_there(run_dir.judge, JudgeProgress)
     of_judge = judge.nodes if judge else []
     return sorted({*of_judge, *(node for node, when in killed.items() if ended[node] <= when)})

@@ -109,10 +109,11 @@ def _rounds(run_dir: RunDir, run: Run, poll: PollFacts, work: WorkFacts) -> Roun
     )
     going_on = [round_ for round_ in rounds if _goes_on(run, round_, released, poll.tasks)]
     stages = {
-        (round_.number, node.name): stage
+        (round_.number, name): stage
         for round_ in going_on
         for node in round_.nodes
-        if (path := run_dir.stage(round_.number, node.name))
+        for name in node.names
+        if (path := run_dir.stage(round_.number, name))
         and (stage := _files.read_record_if_there(path, StageProgress)) is not None
     }
     trials = {round_.number: list(read_trials_of(run_dir, round_)) for round_ in rounds}

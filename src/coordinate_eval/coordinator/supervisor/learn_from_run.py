@@ -58,7 +58,7 @@ def collect_observations(run_dir: RunDir, run: Run) -> list[Seen]:
     """Return what the run has measured so far."""
     name = f"{run.id}-{run.nonce}"
     engine, config = run.settings.engine, run_dir.model / "config.json"
-    model = model_of(run.checkpoint, engine, run.tensor_parallel, config)
+    model = model_of(run.checkpoint, engine, run.tensor_parallel, config, run.nodes_per_trial)
     starts, shards = _read_trials(run_dir, run, name, model)
     datasets = list(_datasets(run_dir, run, name, shards))
     # A dataset may have run under several conditions; its metric counts once. The seconds of a
@@ -196,9 +196,10 @@ def _scores(run_dir: RunDir, run: Run, name: str, model: roofline.Model) -> Iter
 def _stages(run_dir: RunDir, run: Run, name: str, model: roofline.Model) -> Iterator[StageSeen]:
     """Yield every whole copy of the weights to a node."""
     nodes = {
-        node.name: node.gpu_type or run.gpu_type
+        name: node.gpu_type or run.gpu_type
         for round_ in read_rounds(run_dir)
         for node in round_.nodes
+        for name in node.names
     }
     copies = [(node, copy) for node in nodes for copy in read_copies(run_dir.copies(node))]
     at_once = mean_concurrency([(copy.time - copy.seconds, copy.time) for _, copy in copies])
@@ -210,7 +211,7 @@ def _stages(run_dir: RunDir, run: Run, name: str, model: roofline.Model) -> Iter
             conditions=conditions(run.settings.engine, "", nodes[node], model),
             node=node,
             storage=copy.storage,
-            bytes=max(1, run.checkpoint.bytes),
+            bytes=max(1, run.node_bytes or run.checkpoint.bytes),
             seconds=copy.seconds,
             at_once=others,
             converted=run.checkpoint.format is CheckpointFormat.TORCH,

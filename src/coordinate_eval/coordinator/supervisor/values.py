@@ -175,7 +175,8 @@ class Facts(PollFacts, WorkFacts, RoundFacts, TroubleFacts, MemoryFacts):
     def is_one_job(self, run: Run, name: str) -> bool:
         """Return whether the job of this name runs all trials of its node in one task."""
         submitted = self.submitted.get(name)
-        return run.exclusive or (submitted is not None and jobs.is_one_job(submitted.job))
+        one = run.exclusive and run.nodes_per_trial == 1
+        return one or (submitted is not None and jobs.is_one_job(submitted.job))
 
     def id_of(self, run: Run, task: TaskStatus) -> str:
         """Return the id that cancels one task of a submitted job, and no other."""

@@ -8,12 +8,11 @@ one iterator over all shards and datasets, so it stays full.
 import contextlib
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from coordinate_eval import _files, _job_log
-from coordinate_eval.clusters.protocol import INDEX_VARIABLE, NODE_VARIABLE
+from coordinate_eval.clusters.protocol import INDEX_VARIABLE
 from coordinate_eval.coordinator.incidents.causes import (
     Failure,
     TrialErrors,
@@ -21,6 +20,7 @@ from coordinate_eval.coordinator.incidents.causes import (
 )
 from coordinate_eval.coordinator.incidents.incident import read_incidents
 from coordinate_eval.coordinator.incidents.remedies import lighter_load
+from coordinate_eval.coordinator.inputs.checkpoints.pipeline import layers_of_stages
 from coordinate_eval.coordinator.planning.places import degrees
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run import measurements
@@ -34,8 +34,8 @@ from coordinate_eval.coordinator.run.records import (
     TrialProgress,
     read_run,
 )
-from coordinate_eval.coordinator.workers.on_node import engine_cache
-from coordinate_eval.coordinator.workers.on_node.engine_cache import EngineCache
+from coordinate_eval.coordinator.workers.follower import nodes_and_rank, run_follower
+from coordinate_eval.coordinator.workers.on_node.engine_cache import compiled_files
 from coordinate_eval.coordinator.workers.on_node.keeper import Arrival
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights, Throttle
 from coordinate_eval.coordinator.workers.open_shards import (
@@ -44,6 +44,7 @@ from coordinate_eval.coordinator.workers.open_shards import (
     next_batch,
     read_batch,
 )
+from coordinate_eval.coordinator.workers.ranks import RankLost, Ranks
 from coordinate_eval.coordinator.workers.second_attempts import SecondAttempts
 from coordinate_eval.coordinator.workers.signals import (
     MARGIN_SECONDS,
@@ -66,29 +67,36 @@ MAX_MESSAGE_CHARACTERS = 2000
 """Longest error in the record of a trial's progress."""
 
 
-def run_trial(run_dir: RunDir, node: str, round_number: int, minutes: int) -> int:
+def run_trial(
+    run_dir: RunDir, node: str, round_number: int, minutes: int, *, keeps: bool = False
+) -> int:
     """Run a trial until no shard is left, or its time limit is near. Return the exit status.
 
-    `minutes` is the time limit of its job.
+    On the other nodes of a trial that has several, run their part of its engine. `minutes` is the
+    time limit of its job. With `keeps`, no keeper comes.
     """
     trial = trial_id(node, int(os.environ.get(INDEX_VARIABLE, "0")), round_number)
     anywhere = node == ANY_NODE
-    if anywhere:
-        node = os.environ[NODE_VARIABLE]
+    nodes, rank = nodes_and_rank(run_dir, node, round_number)
+    alone = keeps or anywhere
+    if rank:
+        return run_follower(run_dir, trial, nodes, rank, round_number, alone=alone)
     stop_on_signals()
     deadline = time.time() + minutes * 60 - MARGIN_SECONDS
     runner = None
     try:
-        runner = TrialRunner(run_dir, trial, node, round_number, deadline, anywhere=anywhere)
+        runner = TrialRunner(run_dir, trial, nodes, round_number, deadline, alone=alone)
         runner.run()
     except StopRequested:
         if runner is not None:
             runner.write_progress("ended", message="stopped by a signal")
+    except RankLost as lost:
+        raise EngineError(str(lost)) from None  # it is recorded
     except BaseException as error:
         if runner is not None:
             runner.write_failure(error)
         else:
-            _write_false_start(run_dir, trial, node, error)
+            _write_false_start(run_dir, trial, nodes[0], error)
         raise
     else:
         runner.write_progress("ended")
@@ -114,7 +122,7 @@ def _write_false_start(run_dir: RunDir, trial: str, node: str, error: BaseExcept
 
 def _in_words(error: BaseException) -> str:
     """Return an error in the words of a trial's record."""
-    ours = isinstance(error, CoordinateError)
+    ours = isinstance(error, CoordinateError | RankLost)
     message = str(error) if ours else f"{type(error).__name__}: {error}"
     return message[:MAX_MESSAGE_CHARACTERS]
 
@@ -125,26 +133,27 @@ class TrialRunner:
     Args:
         run_dir: the run.
         trial: its name.
-        node: where it runs.
-        round_number: of its round, which has a keeper on the node, unless it is anywhere.
+        nodes: where it runs. On the first is this process.
+        round_number: of its round, which has a keeper on the node, unless it is alone.
         deadline: seconds since the epoch at which it must have given back its shards.
-        anywhere: the scheduler has chosen the node, which has no keeper.
+        alone: the node has no keeper.
     """
 
     def __init__(
         self,
         run_dir: RunDir,
         trial: str,
-        node: str,
+        nodes: Sequence[str],
         round_number: int,
         deadline: float,
         *,
-        anywhere: bool = False,
+        alone: bool = False,
     ) -> None:
         self._dir = run_dir
         self._run = read_run(run_dir)
-        self._trial, self._node = trial, node
-        self._arrival = Arrival(run_dir, self._run, node, round_number, anywhere=anywhere)
+        self._trial, self._nodes, self._node = trial, list(nodes), nodes[0]
+        self._part = 0, self._run.nodes_per_trial
+        self._arrival = Arrival(run_dir, self._run, self._node, round_number, anywhere=alone)
         self._task = own_task()
         self._log = own_log()
         self._errors = TrialErrors(self._log, self._run.settings)
@@ -168,18 +177,20 @@ class TrialRunner:
         if not self._finds_work():
             return
         began = time.monotonic()
-        weights = StagedWeights(self._run.settings.stage.folder, self._run.id, self._node)
-        with weights.hold(), self._compiled_files():
+        folder = self._run.settings.stage.folder
+        weights = StagedWeights(folder, self._run.id, self._node, self._part)
+        with weights.hold(), self._compiled_files(), self._ranks() as ranks:
             self.write_progress("staging")
-            name, width = self._run.settings.engine.name, self._run.tensor_parallel
+            name, width = self._run.settings.engine.name, self._run.gpus_per_trial
             engines.prepare(name, width, self._threads())
             self._reached("prepared")
             waiting = time.monotonic()
             self._arrival.wait(weights)
             began += time.monotonic() - waiting
             self._reached("staged")
+            across = self._begin(ranks) if ranks is not None else None
             self.write_progress("starting")
-            engine = self._start_engine(weights)
+            engine = self._start_engine(weights, across)
             _job_log.draw_line()  # what was said while it started did not end it
             try:
                 self._reached("running")
@@ -190,11 +201,44 @@ class TrialRunner:
                 self._open.give_back("released")
                 raise
             except BaseException as error:
-                self._failure = self._errors.why(error, engine_started=True)
+                self._failure = self._why(error)
                 self._end_attempts(self._failure)
+                if isinstance(error, RankLost):
+                    self._write_lost(error)  # the engine waits for it, and may not end by itself
                 raise
+            else:
+                if ranks is not None:
+                    ranks.end()
             finally:
                 engine.close()
+
+    @contextlib.contextmanager
+    def _ranks(self) -> Iterator[Ranks | None]:
+        """Lead the processes on the other nodes of this trial, if it has some, during the block."""
+        if len(self._nodes) == 1:
+            yield None
+            return
+        with Ranks(self._dir, self._trial, self._task, self._nodes) as ranks:
+            try:
+                ranks.lead()
+                yield ranks
+            except StopRequested:
+                ranks.end()
+                raise
+            except RankLost as lost:
+                self._write_lost(lost)
+                raise
+
+    def _write_lost(self, lost: RankLost) -> None:
+        """Record that another process of this trial has ended, and where."""
+        self._node = lost.node
+        self.write_failure(lost)
+
+    def _begin(self, ranks: Ranks) -> engines.Across:
+        """Have all nodes of this trial start their parts of the engine."""
+        stages = self._run.checkpoint.stages
+        layers = layers_of_stages(stages, len(self._nodes)) if stages > 1 else []
+        return ranks.begin(layers, args=self._engine_args(), lighter=self._load.lighter)
 
     def _end_attempts(self, failure: Failure) -> None:
         """Give back all shards. They are blamed for the end only if nothing else is."""
@@ -209,8 +253,15 @@ class TrialRunner:
 
     def write_failure(self, error: BaseException) -> None:
         """Record an error, and whether other trials would meet it too."""
-        why = self._failure or self._errors.why(error, engine_started=self._engine_started)
+        why = self._failure or self._why(error)
         self.write_progress("failed", _in_words(error), why.cause)
+
+    def _why(self, error: BaseException) -> Failure:
+        """Return why this trial failed; on another node as that says."""
+        if isinstance(error, RankLost):
+            starting = error.cause == "other" and not self._engine_started
+            return Failure("engine start" if starting else error.cause)
+        return self._errors.why(error, engine_started=self._engine_started)
 
     def write_progress(self, state: str, message: str = "", cause: str | None = None) -> None:
         """Record how far this trial is."""
@@ -219,6 +270,7 @@ class TrialRunner:
                 "trial": self._trial,
                 "task": self._task,
                 "node": self._node,
+                "others": [node for node in self._nodes if node != self._node],
                 "state": state,
                 "started": self._started,
                 **self._times,
@@ -246,35 +298,14 @@ class TrialRunner:
         there = len(os.sched_getaffinity(0)) // self._run.tensor_parallel
         return max(1, min(self._run.settings.trial.cpus, there))
 
-    @contextlib.contextmanager
-    def _compiled_files(self) -> Iterator[None]:
+    def _compiled_files(self) -> contextlib.AbstractContextManager[None]:
         """Keep in the node's memory what the engine compiles while the block runs."""
-        settings = self._run.settings
         config = self._dir.model / "config.json"
-        key = engine_cache.key_of(
-            settings, self._run.tensor_parallel, self._run.engine_context, config
-        )
-        cache = EngineCache(settings.stage.folder, Path(settings.cache_dir).expanduser(), key)
-        variables = engines.cache_variables(settings.engine.name, cache.folder)
-        if not variables:
-            yield
-            return
-        with cache.hold() as usable:
-            if not usable:
-                yield
-                return
-            for name, value in variables.items():
-                os.environ.setdefault(name, value)
-            try:
-                yield
-            except EngineError as error:
-                # A GPU that is full of others' work says nothing about what was compiled.
-                if not self._engine_started and "memory" not in str(error).lower():
-                    cache.forget()
-                raise
-            cache.save()
+        return compiled_files(self._run, config, lambda: self._engine_started, self._part)
 
-    def _start_engine(self, weights: StagedWeights) -> engines.Engine:
+    def _start_engine(
+        self, weights: StagedWeights, across: engines.Across | None
+    ) -> engines.Engine:
         settings = self._run.settings.engine
         engine = engines.start(
             settings.name,
@@ -283,6 +314,7 @@ class TrialRunner:
             max_length=self._run.engine_context,
             args=self._engine_args(),
             lighter=self._load.lighter,
+            across=across,
         )
         self._engine_started = True
         return engine

@@ -16,6 +16,7 @@ To add an engine, write a module with the protocol `EngineModule`, and add it to
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +30,21 @@ need no answer any more, once for each of them, or None if there are no more of 
 
 def all_wanted() -> None:
     """Return None: every request needs its answer."""
+
+
+@dataclass(frozen=True)
+class Across:
+    """The part of one process in an engine over several nodes, each of which has such a process."""
+
+    nodes: int
+    rank: int
+    """The place of the node, from 0. The process on the first has the engine."""
+    address: str
+    """Where the first node is reached."""
+    port: int
+    """A port that is free there."""
+    layers: tuple[int, ...] = ()
+    """The number of layers on each node; empty if the engine divides them."""
 
 
 class Engine(Protocol):
@@ -98,20 +114,40 @@ class EngineModule(Protocol):
         max_length: int,
         args: dict[str, Any],
         lighter: int = 1,
+        across: Across | None = None,
     ) -> Engine:
         """Start the engine and load a model into it.
 
         Args:
             model: a folder with safetensors, config and tokenizer.
-            tensor_parallel: number of GPUs.
+            tensor_parallel: number of GPUs, on each node.
             max_length: most tokens of a prompt and its output together.
             args: the engine's own arguments.
             lighter: so many times fewer tokens are to be computed at once than usual, because
                 engines ran out of memory. `args` has fewer sequences already.
+            across: this process's part of an engine over several nodes, if it is one.
 
         Raises:
-            UserError: the engine is not installed, or does not take an argument.
+            UserError: the engine is not installed, does not take an argument, or stays on one node.
             EngineError: it did not start.
+        """
+        ...
+
+    def follow(
+        self,
+        model: Path,
+        *,
+        tensor_parallel: int,
+        max_length: int,
+        args: dict[str, Any],
+        lighter: int,
+        across: Across,
+    ) -> None:
+        """Run this node's part of an engine that `start` starts on the first node, until it ends.
+
+        Raises:
+            UserError: as `start`.
+            EngineError: it did not start, or a process of it has ended.
         """
         ...
 
@@ -187,8 +223,14 @@ def start(
     max_length: int,
     args: dict[str, Any],
     lighter: int = 1,
+    across: Across | None = None,
 ) -> Engine:
     """Start an engine and load a model into it. See `EngineModule.start`."""
     return by_name(name).start(
-        model, tensor_parallel=tensor_parallel, max_length=max_length, args=args, lighter=lighter
+        model,
+        tensor_parallel=tensor_parallel,
+        max_length=max_length,
+        args=args,
+        lighter=lighter,
+        across=across,
     )

@@ -18,7 +18,7 @@ from coordinate_eval._engines import ENGINES
 from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines import arguments, common
-from coordinate_eval.evaluators.engines.base import Unwanted, all_wanted
+from coordinate_eval.evaluators.engines.base import Across, Unwanted, all_wanted
 from coordinate_eval.evaluators.engines.transformers_text import Text
 from coordinate_eval.evaluators.engines.turns import Turns
 from coordinate_eval.records import Request, RequestKind, Response
@@ -66,10 +66,23 @@ def prepare(tensor_parallel: int, threads: int = 0) -> None:
 
 
 def start(
-    model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any], lighter: int = 1
+    model: Path,
+    *,
+    tensor_parallel: int,
+    max_length: int,
+    args: dict[str, Any],
+    lighter: int = 1,
+    across: Across | None = None,
 ) -> "TransformersEngine":
     """Start the engine, which uses all GPUs that it sees. See `base.EngineModule`."""
+    if across is not None:
+        follow()
     return TransformersEngine(model, max_length=max_length, args=args)
+
+
+def follow(*_: object, **__: object) -> None:
+    """Refuse: this engine stays on one node. See `base.EngineModule`."""
+    raise UserError("the engine transformers has the GPUs of one node: set [engine] name to vllm")
 
 
 def serve(*_: object, **__: object) -> None:

@@ -27,15 +27,16 @@ from typing import Any, Protocol
 
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators import own_code
-from coordinate_eval.evaluators.engines import common, vllm_processes
-from coordinate_eval.evaluators.engines.base import Unwanted, all_wanted
+from coordinate_eval.evaluators.engines import common, vllm_across, vllm_processes
+from coordinate_eval.evaluators.engines.base import Across, Unwanted, all_wanted
+from coordinate_eval.evaluators.engines.vllm_across import follow
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
 from coordinate_eval.evaluators.engines.vllm_defaults import OWN_PROCESSES, engine_arguments, on_cpu
 from coordinate_eval.evaluators.engines.vllm_scoring import MOST_IDS, Scoring, together
 from coordinate_eval.evaluators.engines.vllm_writing import Writing
 from coordinate_eval.records import Request, RequestKind, Response
 
-__all__ = ["VllmEngine", "cache_variables", "check_args", "prepare", "serve", "start"]
+__all__ = ["VllmEngine", "cache_variables", "check_args", "follow", "prepare", "serve", "start"]
 
 _REGISTRY = "vllm.model_executor.models.registry"
 """The module of vLLM that looks at classes of models, in a process of its own."""
@@ -81,11 +82,22 @@ def prepare(tensor_parallel: int, threads: int = 0) -> None:
 
 
 def start(
-    model: Path, *, tensor_parallel: int, max_length: int, args: dict[str, Any], lighter: int = 1
+    model: Path,
+    *,
+    tensor_parallel: int,
+    max_length: int,
+    args: dict[str, Any],
+    lighter: int = 1,
+    across: Across | None = None,
 ) -> "VllmEngine":
     """Start vLLM. See `base.EngineModule`."""
     return VllmEngine(
-        model, tensor_parallel=tensor_parallel, max_length=max_length, args=args, lighter=lighter
+        model,
+        tensor_parallel=tensor_parallel,
+        max_length=max_length,
+        args=args,
+        lighter=lighter,
+        across=across,
     )
 
 
@@ -153,6 +165,7 @@ class VllmEngine:
         max_length: most tokens of a prompt and its output together.
         args: fields of vLLM's `EngineArgs`. They override the defaults chosen here.
         lighter: so many times fewer tokens are computed in a step.
+        across: this process's part of an engine over several nodes.
 
     Raises:
         UserError: vLLM is not installed, or an argument is unknown or not the user's to give.
@@ -186,13 +199,16 @@ class VllmEngine:
         max_length: int,
         args: dict[str, Any],
         lighter: int = 1,
+        across: Across | None = None,
     ) -> None:
-        prepare(tensor_parallel)
+        prepare(tensor_parallel * (across.nodes if across else 1))
         vllm = importlib.import_module("vllm")
         arguments = engine_arguments(model, tensor_parallel, max_length, args, lighter)
+        arguments |= vllm_across.arguments(across)
         if on_cpu() and arguments["enforce_eager"]:
             # Even then, vLLM would compile a function of its sampler at the first scored prompt.
             importlib.import_module("torch").compiler.set_stance("force_eager")
+            os.environ.setdefault(vllm_across.NO_COMPILER, "1")  # of vLLM's other processes
         usage = importlib.import_module("vllm.usage.usage_lib").UsageContext
         try:
             # The path of the model is part of the key of what vLLM compiles: a short one, relative

@@ -19,7 +19,7 @@ from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines import arguments
 
 _FROM_CHECKPOINT = "it is set from the checkpoint"
-_FROM_PLAN = "a trial uses all its GPUs for tensor parallelism; set [trial] tensor_parallel instead"
+_FROM_PLAN = "the plan divides a model among GPUs and nodes; set [trial] tensor_parallel instead"
 
 _OURS = {
     "model": _FROM_CHECKPOINT,
@@ -29,6 +29,7 @@ _OURS = {
     "tensor_parallel_size": _FROM_PLAN,
     "pipeline_parallel_size": _FROM_PLAN,
     "data_parallel_size": _FROM_PLAN,
+    **dict.fromkeys(("nnodes", "node_rank", "master_addr", "master_port"), _FROM_PLAN),
 }
 """Arguments that a user cannot give, with the reason."""
 

@@ -159,6 +159,21 @@ def files_named(index: Path) -> list[Path]:
     Raises:
         UserError: It is none, or does not fit the files beside it.
     """
+    mapping = weight_map(index)
+    names = set(mapping.values())
+    missing = sorted(name for name in names if not (index.parent / name).is_file())
+    if missing:
+        checkpoint_files.check_link(index.parent / missing[0])
+        raise UserError(_why_missing(index, mapping, missing))
+    return [index.parent / name for name in sorted(names)]
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Return the name of the file that an index has for each tensor.
+
+    Raises:
+        UserError: It is no index, or names files elsewhere.
+    """
     mapping = checkpoint_files.read_json(index, _MOST_INDEX_BYTES).get("weight_map")
     if not isinstance(mapping, dict) or not mapping:
         raise UserError(f"{index} has no weight_map. Save the checkpoint again")
@@ -167,12 +182,7 @@ def files_named(index: Path) -> list[Path]:
             raise UserError(
                 f"{index} names a shard {brief(name)} outside its folder. Save it again"
             )
-    names = set(mapping.values())
-    missing = sorted(name for name in names if not (index.parent / name).is_file())
-    if missing:
-        checkpoint_files.check_link(index.parent / missing[0])
-        raise UserError(_why_missing(index, mapping, missing))
-    return [index.parent / name for name in sorted(names)]
+    return mapping
 
 
 def check_index(index: Path, held: Mapping[str, list[str]]) -> None:

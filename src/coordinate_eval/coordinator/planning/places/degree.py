@@ -1,16 +1,28 @@
-"""The tensor-parallel degree: the number of GPUs that share one engine's model.
+"""The degrees of an engine: GPUs that share each layer, and nodes that share the layers.
 
 More GPUs for each engine leave more of their memory to keys and values, so that more sequences run
 at once, and each step's reading of the weights serves more of them. But fewer engines run on a
 node, and its GPUs exchange activations. The roofline weighs these (`priors/roofline.py`).
+
+A model that fits on no node goes to several: each is a stage of a pipeline, with equally many GPUs.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from coordinate_eval.coordinator.planning.places.degrees import allowed, shared_by
+from coordinate_eval._format import plural
+from coordinate_eval._gpus import memory_gib
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning.places.asked_nodes import most_nodes
+from coordinate_eval.coordinator.planning.places.degrees import (
+    Degrees,
+    allowed,
+    check_tensor,
+    shared_by,
+)
 from coordinate_eval.errors import UserError
-from coordinate_eval.priors import roofline
-from coordinate_eval.priors.conditions import model_of
+from coordinate_eval.priors import gpus, roofline
+from coordinate_eval.priors.conditions import model_of, sequences
 from coordinate_eval.priors.gpus import Gpu
 from coordinate_eval.priors.roofline import MEMORY_FRACTION, Model, Work, sequences_with_room
 from coordinate_eval.records import Checkpoint, EngineSettings
@@ -18,6 +30,98 @@ from coordinate_eval.records import Checkpoint, EngineSettings
 SAME = 1.05
 """Multiple of the shortest predicted time up to which fewer GPUs for each engine are as good: there
 are more engines then, and predictions are no better."""
+
+
+LEAST_GPU_MEMORY_GIB = 16.0
+"""Memory in GiB that a GPU has whose memory is not known. A model that needs more waits for the
+setting that tells it."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The run that needs nodes."""
+
+    checkpoint: Checkpoint
+    settings: Settings
+    max_length: int
+    """The context of the run, in tokens."""
+    works: Sequence[Work]
+    """The expected work of its datasets."""
+    over_nodes: bool = False
+    """One engine may have several nodes."""
+
+
+class TooLarge(UserError):
+    """The model fits on no node."""
+
+
+def degrees_of(demand: Demand, kind: tuple[str, float], gpus_of_nodes: Sequence[int]) -> Degrees:
+    """Return the degrees that are set, else the best ones on nodes with so many GPUs of this kind.
+
+    A kind is a type and its memory in GiB, 0 if the cluster tells none.
+
+    Raises:
+        TooLarge: The model fits on no node, nor on as many as one engine may have.
+        UserError: The settings say what cannot be.
+    """
+    checkpoint, settings, gpus_per_node = demand.checkpoint, demand.settings, max(gpus_of_nodes)
+    gpu_type, gib = kind
+    given = settings.trial.tensor_parallel
+    if given is not None and given > 1 and gpus.is_slice(gpu_type):
+        raise UserError(
+            f"[trial] tensor_parallel is {given}, but slices of a GPU ({gpu_type}) cannot "
+            "share a model: choose whole GPUs with --gpu-type"
+        )
+    if given is not None:
+        check_tensor(checkpoint, settings.engine, given)
+    gib = gib or memory_gib(gpu_type)
+    known = gib > 0 or gpus.name(gpu_type) == "cpu"  # whose memory is its host's
+    if gpus.is_slice(gpu_type) or not known:
+        gpus_per_node = 1
+    gpu = gpus.lookup(gpu_type)._replace(memory=(gib if known else LEAST_GPU_MEMORY_GIB) * 2**30)
+    if given is not None and (
+        not known or fits(checkpoint, settings.engine, gpu, given, demand.max_length)
+    ):
+        return Degrees(given)
+    most = sequences(settings.engine, gpu_type)
+    rest = demand.max_length, demand.works, most
+    try:
+        if given is None:
+            return Degrees(tensor_parallel(checkpoint, settings.engine, gpu, gpus_per_node, *rest))
+        raise TooLarge(f"{given} GPUs of a node are too few")
+    except TooLarge as error:
+        shared = None
+        if demand.over_nodes and known and not gpus.is_slice(gpu_type):
+            allowed = most_nodes(settings) or len(gpus_of_nodes)
+            nodes = sorted(gpus_of_nodes, reverse=True)[:allowed]
+            shared = over_nodes(checkpoint, settings.engine, gpu, nodes, *rest, given)
+        if shared is not None:
+            return shared
+        if given is not None:
+            return Degrees(given)
+        if known:
+            raise TooLarge(f"{error}{_nor_over_nodes(demand, gpus_of_nodes)}") from error
+        named = f"Their type, {gpu_type}, does not tell it" if gpu_type else "They have no type"
+        raise UserError(
+            f"the memory of the GPUs is not known, and this model needs more than "
+            f"{LEAST_GPU_MEMORY_GIB:g} GiB. {named}: set gpu_memory_gib, in "
+            "config.toml or, for each node, in a cluster file"
+        ) from error
+
+
+def _nor_over_nodes(demand: Demand, gpus_of_nodes: Sequence[int]) -> str:
+    """Return why several nodes do not share a model that is too large for one."""
+    if not demand.over_nodes:
+        return ". Only vLLM on Slurm shares a model between nodes, and no judge does"
+    nodes = most_nodes(demand.settings)
+    if nodes is not None and nodes < len(gpus_of_nodes):
+        return f". The settings allow {plural(nodes, 'node')}, which is too few to share it"
+    counts = sorted(set(gpus_of_nodes))
+    unequal = f" with unequal numbers of GPUs ({', '.join(map(str, counts))})" * (len(counts) > 1)
+    return (
+        f". Nor can {plural(len(gpus_of_nodes), 'node')}{unequal} share it: an engine takes "
+        "equally many GPUs of each node, and each node has consecutive layers"
+    )
 
 
 def tensor_parallel(
@@ -45,7 +149,7 @@ def tensor_parallel(
         sequences: Most sequences that an engine runs at once.
 
     Raises:
-        UserError: No allowed number of a node's GPUs is enough.
+        TooLarge: No allowed number of a node's GPUs is enough.
     """
     if gpu.memory <= 0:
         return 1
@@ -56,7 +160,7 @@ def tensor_parallel(
     ]
     fitting = [each for each in candidates if sequences_with_room(each, gpu, max_length) >= 1]
     if not fitting:
-        raise _too_large(checkpoint, gpu, gpus_per_node, max_length, candidates[-1])
+        raise TooLarge(_too_large(checkpoint, gpu, gpus_per_node, max_length, candidates[-1]))
 
     def node_seconds(model: Model) -> float:
         share = 1 / (gpus_per_node // model.tensor_parallel)
@@ -68,6 +172,53 @@ def tensor_parallel(
     return min(degree for degree, each in seconds.items() if each <= enough)
 
 
+def over_nodes(
+    checkpoint: Checkpoint,
+    engine: EngineSettings,
+    gpu: Gpu,
+    gpus_of_nodes: Sequence[int],
+    max_length: int,
+    works: Sequence[Work],
+    sequences: int,
+    tensor: int | None = None,
+) -> Degrees | None:
+    """Return how a model that is too large for a node is shared by several, None if it cannot be.
+
+    Each node has a stage of a pipeline, on `tensor` of its GPUs if that is given. These are the
+    fewest nodes that are about as fast for each of them as any number is.
+
+    Args:
+        checkpoint: The model.
+        engine: That which computes with it.
+        gpu: The rates and the memory of one GPU.
+        gpus_of_nodes: GPUs of each node that there is.
+        max_length: Tokens of context.
+        works: The work of each dataset.
+        sequences: Most sequences that an engine runs at once.
+        tensor: GPUs of each node that share a layer, if the settings say it.
+    """
+    seconds: dict[Degrees, float] = {}
+    for degrees in allowed(checkpoint, max(gpus_of_nodes, default=0), len(gpus_of_nodes)):
+        nodes = sum(gpus >= degrees.tensor for gpus in gpus_of_nodes)
+        if not 1 < degrees.pipeline <= nodes or tensor not in (None, degrees.tensor):
+            continue
+        model = model_of(checkpoint, engine, degrees.tensor, None, degrees.pipeline)
+        if sequences_with_room(model, gpu, max_length) >= 1:
+            each = [roofline.gpu_seconds(work, model, gpu, sequences) for work in works]
+            seconds[degrees] = degrees.pipeline * sum(each)
+    enough = SAME * min(seconds.values(), default=0.0)
+    good = (degrees for degrees, each in seconds.items() if each <= enough)
+    return min(good, key=lambda degrees: (degrees.pipeline, degrees.tensor), default=None)
+
+
+def fits(
+    checkpoint: Checkpoint, engine: EngineSettings, gpu: Gpu, tensor: int, max_length: int
+) -> bool:
+    """Return whether the model and one sequence fit on so many GPUs of a node, as far as known."""
+    model = model_of(checkpoint, engine, tensor, None)
+    return gpu.memory <= 0 or sequences_with_room(model, gpu, max_length) >= 1
+
+
 def _part(work: Work, share: float) -> Work:
     """Return what one of several engines has of a dataset's work."""
     counts = ("requests", "prompt_tokens", "output_tokens")
@@ -76,10 +227,10 @@ def _part(work: Work, share: float) -> Work:
 
 def _too_large(
     checkpoint: Checkpoint, gpu: Gpu, gpus_per_node: int, max_length: int, most: Model
-) -> UserError:
+) -> str:
     kept = most.kv_bytes(max_length) * most.tensor_parallel / most.kv_shares
     needed = (most.bytes + kept) / MEMORY_FRACTION / 2**30
-    return UserError(
+    return (
         f"checkpoint {checkpoint.path} needs {needed:.1f} GiB of GPU memory "
         f"({max_length} tokens of context included); a node has {gpus_per_node} GPUs "
         f"of {gpu.memory / 2**30:g} GiB, of which at most {most.tensor_parallel} can "

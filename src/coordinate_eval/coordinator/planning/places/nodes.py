@@ -2,16 +2,15 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from coordinate_eval._format import plural
-from coordinate_eval._gpus import memory_gib
 from coordinate_eval.clusters.protocol import Busy, Node
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs.checkpoints import pipeline
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.asked_nodes import asked, check_names, most_nodes
-from coordinate_eval.coordinator.planning.places.degree import tensor_parallel
-from coordinate_eval.coordinator.planning.places.degrees import check_gpu, check_tensor
+from coordinate_eval.coordinator.planning.places.degree import Demand, TooLarge, degrees_of
+from coordinate_eval.coordinator.planning.places.degrees import Degrees, check_gpu
 from coordinate_eval.coordinator.planning.plan import ChosenNodes, NodeCapacity
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import ANY_NODE
@@ -30,10 +29,6 @@ QUEUED_NODE = ANY_NODE
 QUEUED_TRIALS = 8
 """Trials to plan for, and GPUs assumed of a node, while no node is known."""
 
-LEAST_GPU_MEMORY_GIB = 16.0
-"""Memory in GiB that a GPU has whose memory is not known. A model that needs more waits for the
-setting that tells it."""
-
 MOST_REASONS, MOST_SHOWN = 20, 8
 """Lines that say why nothing is free, and names of nodes in each."""
 
@@ -51,18 +46,6 @@ class NoFreeGpu(UserError):
     """Nothing can start now; waiting may help."""
 
 
-@dataclass(frozen=True)
-class Demand:
-    """The run that needs nodes."""
-
-    checkpoint: Checkpoint
-    settings: Settings
-    max_length: int
-    """The context of the run, in tokens."""
-    works: Sequence[Work]
-    """The expected work of its datasets."""
-
-
 def choose_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) -> ChosenNodes:
     """Return the nodes of the GPU type that is fastest, and the GPUs of one trial.
 
@@ -77,7 +60,6 @@ def choose_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) ->
     settings = demand.settings
     check_names(settings.nodes, nodes, busy)
     _check_possible(settings.nodes, nodes, busy)
-    gib = keeper_gib(demand.checkpoint, settings)
     choices: list[ChosenNodes] = []
     problems: list[UserError] = []
     named = asked(nodes, settings.nodes)
@@ -89,9 +71,11 @@ def choose_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) ->
         alike = [node for node in typed if node.gpu_type == kind]
         try:
             check_gpu(demand.checkpoint, settings.engine, kind)
-            degree = gpus_per_trial(demand, alike)
-            found = nodes_with_room(alike, busy, settings, degree, gib)
-            choices.append(ChosenNodes(found, degree))
+            degrees = _degrees_on(demand, alike, busy)
+            each, stages = degrees.tensor, degrees.pipeline
+            gib = keeper_gib(demand.checkpoint, settings, stages)
+            found = nodes_with_room(alike, busy, settings, each, gib, stages)
+            choices.append(ChosenNodes(found, each * stages, stages))
         except UserError as error:
             problems.append(error)
     if choices:
@@ -118,78 +102,64 @@ def queued_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) ->
     wanted = [kind for kind in there if gpus.asked_for(kind[0], settings.gpu_type)]
     kind = max(wanted, key=lambda kind: there[kind], default=(settings.gpu_type, 0.0))
     check_gpu(demand.checkpoint, settings.engine, kind[0])
-    degree = _degree(demand, kind, QUEUED_TRIALS)
-    trials = max(1, (settings.max_gpus or QUEUED_TRIALS * degree) // degree)
-    stand_in = NodeCapacity(name=QUEUED_NODE, gpus=trials * degree, gpu_type=kind[0], trials=trials)
-    return ChosenNodes([stand_in], degree)
+    every = [*_gpus_of(nodes, kind[0]), *_gpus_of(busy, kind[0])]
+    try:
+        degrees = degrees_of(demand, kind, [QUEUED_TRIALS])
+    except TooLarge:
+        degrees = degrees_of(demand, kind, every or [QUEUED_TRIALS])
+    gpus_each = degrees.tensor * degrees.pipeline
+    trials = max(1, (settings.max_gpus or QUEUED_TRIALS * gpus_each) // gpus_each)
+    if degrees.pipeline > 1:
+        trials = min(trials, len(every) // degrees.pipeline)
+    stand_in = NodeCapacity(
+        name=QUEUED_NODE, gpus=trials * gpus_each, gpu_type=kind[0], trials=trials
+    )
+    return ChosenNodes([stand_in], gpus_each, degrees.pipeline)
 
 
-def gpus_per_trial(demand: Demand, alike: Sequence[Node]) -> int:
-    """Return the tensor-parallel degree on nodes with GPUs of one type.
+def _gpus_of(nodes: Sequence[Node | Busy], gpu_type: str) -> list[int]:
+    """Return the GPUs of each node of this type that has some or will."""
+    return [
+        node.gpus
+        for node in nodes
+        if node.gpu_type == gpu_type
+        and node.gpus
+        and not (isinstance(node, Busy) and (node.excluded or node.away))
+    ]
+
+
+def _degrees_on(demand: Demand, alike: Sequence[Node], busy: Sequence[Busy]) -> Degrees:
+    """Return the degrees on nodes with GPUs of one type: those that are free, else all there are.
 
     Raises:
         UserError: The checkpoint fits no number of their GPUs.
     """
     kind = alike[0].gpu_type, max(node.gpu_memory_gib for node in alike)
-    most = max(node.gpus for node in alike)
-    return _degree(demand, kind, most)
-
-
-def _degree(demand: Demand, kind: tuple[str, float], gpus_per_node: int) -> int:
-    """Return the degree that is set, else the best one on GPUs of this kind.
-
-    A kind is a type and its memory in GiB, 0 if the cluster tells none.
-    """
-    gpu_type, gib = kind
-    given = demand.settings.trial.tensor_parallel
-    if given is not None:
-        if given > 1 and gpus.is_slice(gpu_type):
-            raise UserError(
-                f"[trial] tensor_parallel is {given}, but slices of a GPU ({gpu_type}) cannot "
-                "share a model: choose whole GPUs with --gpu-type"
-            )
-        check_tensor(demand.checkpoint, demand.settings.engine, given)
-        return given
-    gib = gib or memory_gib(gpu_type)
-    known = gib > 0 or gpus.name(gpu_type) == "cpu"  # whose memory is its host's
-    if gpus.is_slice(gpu_type) or not known:
-        gpus_per_node = 1
+    gpus_of_nodes = [node.gpus for node in alike]
     try:
-        return tensor_parallel(
-            demand.checkpoint,
-            demand.settings.engine,
-            gpus.lookup(gpu_type)._replace(memory=(gib if known else LEAST_GPU_MEMORY_GIB) * 2**30),
-            gpus_per_node,
-            demand.max_length,
-            demand.works,
-            sequences(demand.settings.engine, gpu_type),
-        )
-    except UserError as error:
-        if known:
-            raise
-        named = f"Their type, {gpu_type}, does not tell it" if gpu_type else "They have no type"
-        raise UserError(
-            f"the memory of the GPUs is not known, and this model needs more than "
-            f"{LEAST_GPU_MEMORY_GIB:g} GiB. {named}: set gpu_memory_gib, in "
-            "config.toml or, for each node, in a cluster file"
-        ) from error
+        return degrees_of(demand, kind, gpus_of_nodes)
+    except TooLarge:
+        later = asked(busy, demand.settings.nodes)
+        return degrees_of(demand, kind, [*gpus_of_nodes, *_gpus_of(later, kind[0])])
 
 
 def _speed(demand: Demand, choice: ChosenNodes) -> tuple[float, int]:
     """Return how often per second these nodes could do the works, and the number of their GPUs."""
-    nodes, degree = choice
+    nodes, degree, stages = choice
     engine, kind = demand.settings.engine, nodes[0].gpu_type
-    model, gpu = model_of(demand.checkpoint, engine, degree, None), gpus.lookup(kind)
+    model = model_of(demand.checkpoint, engine, degree // stages, None, stages)
+    gpu = gpus.lookup(kind)
     most = sequences(engine, kind)
     seconds = sum(gpu_seconds(work, model, gpu, most) for work in demand.works or (_ANY_WORK,))
     trials = sum(node.trials for node in nodes)
     return trials / seconds, trials * degree
 
 
-def keeper_gib(checkpoint: Checkpoint, settings: Settings) -> float:
+def keeper_gib(checkpoint: Checkpoint, settings: Settings, nodes_per_trial: int = 1) -> float:
     """Return the host memory that a keeper of this checkpoint asks for, in GiB."""
     converting = checkpoint.format is CheckpointFormat.TORCH
-    staged = checkpoints.staged_bytes(checkpoint)
+    staged = checkpoints.staged_bytes(checkpoint) - checkpoint.bytes
+    staged += max(pipeline.bytes_of_nodes(checkpoint, nodes_per_trial))
     return jobs.keeper_memory_gib(staged, converting, settings.stage)
 
 
@@ -197,49 +167,74 @@ def nodes_with_room(
     nodes: Sequence[Node],
     busy: Sequence[Busy],
     settings: Settings,
-    gpus_per_trial: int,
+    gpus_each: int,
     keeper_gib: float,
+    nodes_per_trial: int = 1,
 ) -> list[NodeCapacity]:
     """Return which to ask for of nodes with GPUs of one type, those with most room first.
+
+    A trial has `gpus_each` on each of its nodes. One that has several shares them with no other.
 
     Raises:
         NoFreeGpu: No GPU is free; says what is busy.
         UserError: Nodes have free GPUs, but not the memory or cores for a trial.
     """
     named = asked(nodes, settings.nodes)
-    if not any(n.free_gpus >= gpus_per_trial for n in named):
-        raise NoFreeGpu(_nothing_free(named, asked(busy, settings.nodes), gpus_per_trial))
+    most = most_nodes(settings)
+    if most is not None and most < nodes_per_trial:
+        raise NoFreeGpu(f"one engine takes {nodes_per_trial} nodes, and {most} may be added")
+    if sum(n.free_gpus >= gpus_each for n in named) < nodes_per_trial:
+        taken = asked(busy, settings.nodes)
+        raise NoFreeGpu(_nothing_free(named, taken, gpus_each, nodes_per_trial))
     fitting = [
         NodeCapacity(
             name=node.name,
             gpus=node.gpus,
             gpu_type=node.gpu_type,
             trials=trials,
-            keeper_cpus=keeper_cpus(node, settings, trials, gpus_per_trial),
+            keeper_cpus=keeper_cpus(node, settings, trials, gpus_each),
         )
         for node in named
-        if (trials := trials_on(node, settings, gpus_per_trial, keeper_gib))
+        if (trials := trials_on(node, settings, gpus_each, keeper_gib))
     ]
-    if not fitting:
-        why = _no_room(named, settings, gpus_per_trial, keeper_gib, LEAST_KEEPER_CPUS)
+    if len(fitting) < nodes_per_trial:
+        why = _no_room(named, settings, gpus_each, keeper_gib, LEAST_KEEPER_CPUS)
         raise UserError(why)
-    return _limit(fitting, most_nodes(settings), settings.max_gpus, gpus_per_trial)
+    if nodes_per_trial > 1:
+        fitting = [
+            joined(fitting[start : start + nodes_per_trial])
+            for start in range(0, len(fitting) - nodes_per_trial + 1, nodes_per_trial)
+        ]
+    groups = None if most is None else most // nodes_per_trial
+    return _limit(fitting, groups, settings.max_gpus, gpus_each * nodes_per_trial)
 
 
-def trials_on(node: Node, settings: Settings, gpus_per_trial: int, keeper_gib: float) -> int:
+def joined(nodes: Sequence[NodeCapacity]) -> NodeCapacity:
+    """Return several nodes as the place of one trial."""
+    return nodes[0].model_copy(
+        update={
+            "gpus": min(node.gpus for node in nodes),
+            "trials": 1,
+            "keeper_cpus": min(node.keeper_cpus for node in nodes),
+            "others": [node.name for node in nodes[1:]],
+        }
+    )
+
+
+def trials_on(node: Node, settings: Settings, gpus_each: int, keeper_gib: float) -> int:
     """Return how many trials a node has GPUs, cores and memory for, besides its keeper."""
-    by_gpus = node.free_gpus // gpus_per_trial
-    each_gib = settings.trial.memory_gib * gpus_per_trial
-    each_cpus = node.cpus_of(settings.trial.cpus * gpus_per_trial, each_gib)
+    by_gpus = node.free_gpus // gpus_each
+    each_gib = settings.trial.memory_gib * gpus_each
+    each_cpus = node.cpus_of(settings.trial.cpus * gpus_each, each_gib)
     by_cpus = (node.cpus - node.cpus_of(LEAST_KEEPER_CPUS, keeper_gib)) // each_cpus
     by_memory = int((node.memory_gib - keeper_gib) // each_gib)
     return max(0, min(by_gpus, by_cpus, by_memory))
 
 
-def keeper_cpus(node: Node, settings: Settings, trials: int, gpus_per_trial: int) -> int:
+def keeper_cpus(node: Node, settings: Settings, trials: int, gpus_each: int) -> int:
     """Return the cores of a node's keeper: as many as this number of trials leaves, up to four."""
     trial = settings.trial
-    asked_for = trial.cpus * gpus_per_trial, trial.memory_gib * gpus_per_trial
+    asked_for = trial.cpus * gpus_each, trial.memory_gib * gpus_each
     left = node.cpus - trials * node.cpus_of(*asked_for)
     return max(LEAST_KEEPER_CPUS, min(MOST_KEEPER_CPUS, left))
 
@@ -289,13 +284,21 @@ def _no_type(nodes: Sequence[Node], wanted: str) -> str:
     )
 
 
-def _nothing_free(nodes: Sequence[Node], busy: Sequence[Busy], gpus_per_trial: int) -> str:
+def _nothing_free(
+    nodes: Sequence[Node], busy: Sequence[Busy], gpus_each: int, nodes_per_trial: int = 1
+) -> str:
     """Return that no node has the GPUs of a trial free, and what each is busy with."""
     taken = [Busy(name=n.name, why=f"{n.free_gpus} of {n.gpus} GPUs free") for n in nodes]
     lines = _reasons([*taken, *busy])
     more = len(lines) - MOST_REASONS
     lines = lines[:MOST_REASONS] + ([f"  and {plural(more, 'more reason')}"] if more > 0 else [])
-    first = f"no node has {plural(gpus_per_trial, 'free GPU')} now"
+    first = f"no node has {plural(gpus_each, 'free GPU')} now"
+    if nodes_per_trial > 1:
+        there = sum(n.free_gpus >= gpus_each for n in nodes)
+        first = (
+            f"one engine of this model takes {nodes_per_trial} nodes, with "
+            f"{plural(gpus_each, 'free GPU')} on each, and {there} of them are free now"
+        )
     return "\n".join([first, *lines, "use --queue to wait, or try again later"])
 
 
@@ -315,13 +318,13 @@ def _reasons(busy: Sequence[Busy]) -> list[str]:
 def _no_room(
     nodes: Sequence[Node],
     settings: Settings,
-    gpus_per_trial: int,
+    gpus_each: int,
     keeper_gib: float,
     keeper_cpus: int,
 ) -> str:
     """Return that these nodes lack cores or memory for a trial, and what each has."""
-    gib = settings.trial.memory_gib * gpus_per_trial
-    asked = settings.trial.cpus * gpus_per_trial
+    gib = settings.trial.memory_gib * gpus_each
+    asked = settings.trial.cpus * gpus_each
     cpus = min(node.cpus_of(asked, gib) for node in nodes)
     more = f" ({asked} asked for; Slurm adds some for its memory or to fill cores)" * (cpus > asked)
     keeper = min(node.cpus_of(keeper_cpus, keeper_gib) for node in nodes)

@@ -131,7 +131,7 @@ class OtherRuns:
             if other is not None:
                 # The older one's choice stands until it looks again, so that one of them goes on.
                 if mine.age < other.age:
-                    self._standing = frozenset(node.name for node in nodes)
+                    self._standing = frozenset(name for node in nodes for name in node.names)
                 else:
                     self._missed = len(nodes)
                     self._tell(begun)

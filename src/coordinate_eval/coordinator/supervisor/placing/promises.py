@@ -47,11 +47,12 @@ class Promise(Record):
     created: float = Field(description="time of the run, in seconds since the epoch")
     looked: float = Field(description="when it looked for nodes last")
     waiting: bool = Field(description="it looks for nodes")
-    gpus: int = Field(description="of one trial")
+    gpus: int = Field(description="of one trial, on each of its nodes")
     judge_gpus: int = Field(default=0, description="of the job in which a checkpoint judges")
-    cpus: int = Field(description="of one trial")
-    memory_gib: float = Field(description="of one trial")
+    cpus: int = Field(description="of one trial, on each of its nodes")
+    memory_gib: float = Field(description="of one trial, on each of its nodes")
     keeper_gib: float = Field(description="of the keeper on each node")
+    nodes_per_trial: int = 1
     whole: bool = Field(description="its jobs take whole nodes")
     nodes: list[PromisedNode] = Field(description="of all of its rounds")
 
@@ -124,6 +125,7 @@ def make_promise(
         cpus=trial.cpus * run.tensor_parallel,
         memory_gib=trial.memory_gib * run.tensor_parallel,
         keeper_gib=jobs.keeper_gib(run),
+        nodes_per_trial=run.nodes_per_trial,
         whole=run.exclusive,
         nodes=list(nodes),
     )
@@ -158,7 +160,7 @@ def left(limits: LimitSettings, others: Others) -> Left:
     """Return what the limits leave when all runs that are there have what they hold."""
     held = _held(others)
     of_task = {
-        name: others.gpus_of_task(promise, node, name)
+        name: others.gpus_of_task(promise, node, name) * promise.nodes_per_trial
         for promise in others.promises
         for node in promise.nodes
         for name in jobs.node_names(promise.prefix, node.round, node.name)[1:]
@@ -199,11 +201,12 @@ def within(
     tasks = math.inf if left.jobs is None else left.jobs
     kept = []
     for node in chosen:
-        trials = int(min(node.trials, most, tasks - 1))
+        keepers = 1 + len(node.others)
+        trials = int(min(node.trials, most, tasks - keepers))
         if trials < 1:
             break
         kept.append(node.model_copy(update={"trials": trials}))
-        most, tasks = most - trials, tasks - trials - 1
+        most, tasks = most - trials, tasks - trials - keepers
     if not kept:
         raise NoRoom(
             "your other runs use all of "
@@ -215,9 +218,14 @@ def within(
 def overtaken_by(mine: Promise, before: Others, now: Others) -> Promise | None:
     """Return a run that has chosen one of my nodes since I looked, if there is one."""
     known = {(each.prefix, n.round, n.name) for each in before.promises for n in each.nodes}
-    names = {node.name for node in mine.nodes if not node.anywhere}
+    names = {name for node in mine.nodes if not node.anywhere for name in node.names}
     for each in now.promises:
-        chosen = {n.name for n in each.nodes if (each.prefix, n.round, n.name) not in known}
+        chosen = {
+            name
+            for node in each.nodes
+            if (each.prefix, node.round, node.name) not in known
+            for name in node.names
+        }
         if each.prefix != mine.prefix and chosen & names:
             return each
     return None
@@ -259,18 +267,19 @@ def _held(others: Others) -> list[_Held]:
             if job is not None:
                 one = (job.cpus, job.memory_mib / 1024)
             keeps = (ahead and no_keeper) or State.PENDING in alive.get(keeper, [])
-            if count or keeps:
+            for name in node.names if count or keeps else ():
+                first = name == node.name
                 found.append(
                     _Held(
                         promise.run,
-                        node.name,
+                        name,
                         gpus=count * others.gpus_of_task(promise, node, trials),
                         asked=(
                             *[one] * count,
                             *[(node.keeper_cpus, promise.keeper_gib)] * keeps,
                         ),
                         whole=promise.whole,
-                        unsubmitted=(count if ahead else 0) + (ahead and no_keeper),
+                        unsubmitted=(count if ahead and first else 0) + (ahead and no_keeper),
                     )
                 )
     for name in alive.keys() - known:

@@ -80,7 +80,7 @@ def next_round(
         raise UserError(f"{window.why} takes all nodes soon, so the run waits until it is over")
     trials = min(trials, len(left))
     chosen = _choose(run, available, trials, held, vain, queue=queue)
-    chosen = within(chosen, run.tensor_parallel)
+    chosen = within(chosen, run.gpus_per_trial)
     return make_round(
         run,
         len(rounds),
@@ -109,7 +109,7 @@ def _choose(
     """
     nodes, busy = available
     usable = [node for node in nodes if node.gpu_type == run.gpu_type]
-    limits = {"max_gpus": trials * run.tensor_parallel}
+    limits = {"max_gpus": trials * run.gpus_per_trial}
     most = most_nodes(run.settings)
     if most is not None and held:
         if len(held) >= most:
@@ -122,7 +122,7 @@ def _choose(
     except NoFreeGpu:
         if not queue:
             raise
-    gpus = trials * run.tensor_parallel
+    gpus = trials * run.gpus_per_trial
     return [NodeCapacity(name=ANY_NODE, gpus=gpus, gpu_type=run.gpu_type, trials=trials)]
 
 
@@ -144,17 +144,17 @@ def _with_room(
         NoFreeGpu: no GPU is free, or the run had better queue.
         UserError: no node has room.
     """
-    gpus, gib = run.tensor_parallel, keeper_gib(run)
+    gpus, gib, stages = run.tensor_parallel, keeper_gib(run), run.nodes_per_trial
     others = [node for node in nodes if node.name not in vain]
     if len(others) < len(nodes):
         try:
-            return nodes_with_room(others, busy, settings, gpus, gib)
+            return nodes_with_room(others, busy, settings, gpus, gib, stages)
         except NoFreeGpu:
             if queue:
                 raise
         except UserError:
             pass
-    return nodes_with_room(nodes, busy, settings, gpus, gib)
+    return nodes_with_room(nodes, busy, settings, gpus, gib, stages)
 
 
 POLLS_PER_SEARCH = 6
@@ -254,7 +254,7 @@ class Search:
             return False
         _files.create(self._dir.round(new.number), new.model_dump_json(indent=1))
         self._searches = self._vain = 0
-        names = ", ".join(node.name for node in new.nodes)
+        names = ", ".join(name for node in new.nodes for name in node.names)
         self._note(f"round {new.number} on {names}; left: {plural(len(left), 'shard')}")
         return True
 

@@ -122,7 +122,7 @@ def _free_or_queued(
         if not (isinstance(error, NoFreeGpu) and may_queue(run, cluster)):
             raise NothingFree(str(error).splitlines()[0]) from error
         chosen = queued_nodes(run, offer)
-    kept = chosen._replace(nodes=others.within(*chosen))
+    kept = chosen._replace(nodes=others.within(chosen.nodes, chosen.gpus_per_trial))
     if reviewed is not None and kept != chosen:
         raise NoRoom("your other runs leave too little of your limits for the reviewed plan")
     return kept
@@ -143,7 +143,7 @@ def _most_trials(
         queued = queued_nodes(run, offer)
         [stand_in] = queued.nodes
         kind = stand_in.gpu_type, queued.gpus_per_trial
-        if kind == (made.run.gpu_type, made.run.tensor_parallel) and stand_in.trials > free:
+        if kind == (made.run.gpu_type, made.run.gpus_per_trial) and stand_in.trials > free:
             return len(plan_run(run, offer, queued, built).plan.trials)
     return 0
 

@@ -21,14 +21,16 @@ import platform
 import shutil
 import tarfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.workers.on_node import node_memory
-from coordinate_eval.errors import ForeignError
+from coordinate_eval.errors import EngineError, ForeignError
 from coordinate_eval.evaluators import own_code
+from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.priors import this_machine
 
 MOST_BYTES = 1 << 30
@@ -47,21 +49,63 @@ _UNTOLD = ("_name_or_path", "transformers_version")
 """Entries of `config.json` that differ between checkpoints of the same model."""
 
 
-def key_of(settings: Settings, tensor_parallel: int, max_length: int, config: Path) -> str:
+def key_of(
+    settings: Settings,
+    tensor_parallel: int,
+    max_length: int,
+    config: Path,
+    part: tuple[int, int] = (0, 1),
+) -> str:
     """Return the key of what an engine compiles on this machine.
 
-    `config` is the checkpoint's `config.json`.
+    `config` is the checkpoint's `config.json`, and `part` the machine's place among the nodes that
+    share an engine, and their number.
     """
     model = own_code.json_object(config)
     engine = settings.engine
     facts = [
         {name: value for name, value in model.items() if name not in _UNTOLD},
-        [engine.name, engine.args, tensor_parallel, max_length],
+        [engine.name, engine.args, tensor_parallel, max_length, *(part if part[1] > 1 else ())],
         [this_machine.engine_version(name) for name in (engine.name, "torch", "flashinfer-python")],
         [platform.python_version(), this_machine.processor(), this_machine.gpus()],
         settings.stage.folder,
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@contextlib.contextmanager
+def compiled_files(
+    run: Run, config: Path, has_started: Callable[[], bool], part: tuple[int, int] = (0, 1)
+) -> Iterator[None]:
+    """Keep in the node's memory what the engine of a run compiles while the block runs.
+
+    Args:
+        run: The run.
+        config: See `key_of`.
+        has_started: Returns whether the engine has started.
+        part: See `key_of`.
+    """
+    settings = run.settings
+    key = key_of(settings, run.tensor_parallel, run.engine_context, config, part)
+    cache = EngineCache(settings.stage.folder, Path(settings.cache_dir).expanduser(), key)
+    variables = engines.cache_variables(settings.engine.name, cache.folder)
+    if not variables:
+        yield
+        return
+    with cache.hold() as usable:
+        if not usable:
+            yield
+            return
+        for name, value in variables.items():
+            os.environ.setdefault(name, value)
+        try:
+            yield
+        except EngineError as error:
+            # A GPU that is full of others' work says nothing about what was compiled.
+            if not has_started() and "memory" not in str(error).lower():
+                cache.forget()
+            raise
+        cache.save()
 
 
 class EngineCache:

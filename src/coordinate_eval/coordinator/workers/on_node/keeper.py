@@ -16,6 +16,7 @@ from coordinate_eval.coordinator.run.logs import own_log
 from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, StageProgress, read_run
+from coordinate_eval.coordinator.run.rounds import nodes_of
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights, Throttle
 from coordinate_eval.coordinator.workers.signals import (
     MARGIN_SECONDS,
@@ -110,14 +111,17 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
     """
     deadline = time.time() + minutes * 60 - MARGIN_SECONDS
     run = read_run(run_dir)
-    released = run_dir.released(round_number, node)
+    shared = run.nodes_per_trial > 1
+    nodes = nodes_of(run_dir, round_number, node).names if shared else [node]
+    released = run_dir.released(round_number, nodes[0])
+    total = run.staged_bytes - (run.checkpoint.bytes - run.node_bytes if run.node_bytes else 0)
     path = run_dir.stage(round_number, node)
     started = time.time()
     ready: float | None = None
     throttle = Throttle(1.0)
 
     def write_progress(state: str, done_bytes: int, message: str = "") -> None:
-        values = {"state": state, "done_bytes": done_bytes, "total_bytes": run.staged_bytes}
+        values = {"state": state, "done_bytes": done_bytes, "total_bytes": total}
         values |= {"started": started, "ready": ready, "updated": time.time()}
         values |= {"message": message, "log": own_log()}
         _files.write_record(path, StageProgress.model_validate(values))
@@ -127,7 +131,8 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
             write_progress("copying", done_bytes)
 
     stop_on_signals()
-    weights = StagedWeights(run.settings.stage.folder, run.id, node)
+    part = nodes.index(node), run.nodes_per_trial
+    weights = StagedWeights(run.settings.stage.folder, run.id, node, part)
     try:
         with contextlib.suppress(StopRequested):
             write_progress("copying", 0)
@@ -137,7 +142,7 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
                 while not weights.copy(run.checkpoint, report, most):
                     time.sleep(WATCH_SECONDS)
                 ready = time.time()
-                write_progress("ready", run.staged_bytes)
+                write_progress("ready", total)
                 copies = run_dir.copies(node)
                 measurements.append_copy(copies, weights.copy_seconds, run.checkpoint)
                 # Running trials also hold the weights.

@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field
 from coordinate_eval import _files
 from coordinate_eval._format import size
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoints import clean_files
+from coordinate_eval.coordinator.inputs.checkpoints import clean_files, pipeline
 from coordinate_eval.coordinator.workers.on_node import node_memory
 from coordinate_eval.coordinator.workers.on_node.copying import copy_files
 from coordinate_eval.coordinator.workers.signals import ignore_signals
@@ -53,9 +53,14 @@ class Manifest(Record):
 
 
 class StagedWeights:
-    """The weights of one run in one node's memory."""
+    """The weights of one run in one node's memory.
 
-    def __init__(self, root: str, run_id: str, node: str) -> None:
+    `part` is the node's place among the nodes that share an engine, and their number. Such a node
+    has the files with its layers alone.
+    """
+
+    def __init__(self, root: str, run_id: str, node: str, part: tuple[int, int] = (0, 1)) -> None:
+        self._part = part
         self.user_folder = node_memory.user_folder(root)
         self.folder = self.user_folder / run_id / node
         self._lock_path = self.user_folder / run_id / f"{node}.lock"
@@ -116,7 +121,8 @@ class StagedWeights:
             self.folder.mkdir(mode=0o700)
             began = time.monotonic()
             try:
-                linked = _copy_all(source, self.folder, report, most_bytes)
+                files = pipeline.files_of_node(source, *self._part)
+                linked = _copy_all(source, files, self.folder, report, most_bytes)
             except BaseException as error:
                 shutil.rmtree(self.folder, ignore_errors=True)
                 if not isinstance(error, OSError):
@@ -150,15 +156,24 @@ class StagedWeights:
 
 
 def _copy_all(
-    source: Checkpoint, folder: Path, report: Callable[[int], None], most_bytes: float
+    source: Checkpoint,
+    files: Sequence[str],
+    folder: Path,
+    report: Callable[[int], None],
+    most_bytes: float,
 ) -> bool:
     """Copy or convert a checkpoint into an empty folder, and write the manifest.
 
-    Return whether the weights are only linked, since they are larger than `most_bytes`, or than
-    the room that there is, which is said in the log.
+    Of its weights, that has these files. Return whether the weights are only linked, since they are
+    larger than `most_bytes`, or than the room that there is, which is said in the log.
     """
     clean_files.copy(source.files, folder)
-    linked = source.bytes > most_bytes
+    if len(files) < len(source.weights):
+        pipeline.shorten_index(folder, files)
+    needed = source.bytes
+    if source.format is CheckpointFormat.SAFETENSORS:
+        needed = sum(Path(name).stat().st_size for name in files)
+    linked = needed > most_bytes
     if source.format is CheckpointFormat.TORCH:
         if linked:
             raise CoordinateError(
@@ -168,11 +183,11 @@ def _copy_all(
         from coordinate_eval.coordinator.workers.on_node.convert import torch_to_safetensors
 
         torch_to_safetensors(Path(source.weights[0]), folder, report)
-    elif linked or (linked := _lacks_room(source, folder)):
-        for name in source.weights:
+    elif linked or (linked := _lacks_room(source.path, needed, folder)):
+        for name in files:
             (folder / Path(name).name).symlink_to(name)
     else:
-        copy_files([Path(name) for name in source.weights], folder, report)
+        copy_files([Path(name) for name in files], folder, report)
     if not checkpoints.unchanged(source):
         raise UserError(
             f"checkpoint {source.path} changed while it was copied; "
@@ -183,7 +198,7 @@ def _copy_all(
     return linked
 
 
-def _lacks_room(source: Checkpoint, folder: Path) -> bool:
+def _lacks_room(path: str, needed: int, folder: Path) -> bool:
     """Return whether there is no room for weights and engines now, and say so in the log if so.
 
     Writing still finds out what others take later.
@@ -191,13 +206,13 @@ def _lacks_room(source: Checkpoint, folder: Path) -> bool:
     found = os.statvfs(folder)
     room = found.f_bavail * found.f_frsize
     # A memory file system without a limit says that it has no blocks.
-    spare = min(SPARE_BYTES, source.bytes // 4)
-    if not found.f_blocks or source.bytes + spare <= room:
+    spare = min(SPARE_BYTES, needed // 4)
+    if not found.f_blocks or needed + spare <= room:
         return False
     print(
         f"{folder} has room for {size(room)} on this node, and the weights need "
-        f"{size(source.bytes)}, with {size(spare)} for what processes of engines share: they are "
-        f"read from {source.path}, which takes longer. Have it made larger, or set [stage] where "
+        f"{size(needed)}, with {size(spare)} for what processes of engines share: they are "
+        f"read from {path}, which takes longer. Have it made larger, or set [stage] where "
         "to `local DIR` or `none`",
         flush=True,
     )
