@@ -1,13 +1,15 @@
 """The context of engines: as long as a run's requests need, and so that no answer changes."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.plans import CHECKPOINT, changed, unplanned_run
+from tests.plans import CHECKPOINT, changed, reviewed, unplanned_run
 
-from coordinate_eval.coordinator.planning.context import needs, with_context
+from coordinate_eval.coordinator.display.summary import summary
+from coordinate_eval.coordinator.planning.context import Need, needs, with_context
 from coordinate_eval.evaluators.engines.turns import Turns
 from coordinate_eval.records import (
     Dataset,
@@ -62,6 +64,29 @@ def test_before_prompts_are_built_it_is_expected() -> None:
     assert second.dataset == "gsm8k"
     assert 1000 < second.tokens < 10_000
     assert with_context(run, {}).context == 131_072
+
+
+def test_a_plan_says_what_its_model_costs_and_what_decides_the_context() -> None:
+    made = reviewed(datasets=2)
+    model = changed(
+        made.plan.checkpoint, parameters=671_000_000_000, active_parameters=37_000_000_000,
+        experts=256, experts_per_token=8, kv_bytes_per_token=70_272, quantization="fp8",
+        doubt="they are guessed",
+    )  # fmt: skip
+    plan = changed(
+        made.plan, checkpoint=model, context=8192, max_length=163_840, gpus_per_trial=8,
+        tensor_degrees=[4, 8], expert_parallel=True,
+    )  # fmt: skip
+    needed = [Need(8000, "long"), Need(900, "short", cut=3)]
+    shown = " ".join(words for _, words in summary(replace(made, plan=plan, needs=needed)))
+    for words in (
+        "37,000,000,000 parameters active (8 of 256 experts), fp8 weights, 68.6 KiB of cache",
+        "they are guessed",
+        "8 for each with whole experts (possible: 4, 8)",
+        "8,192 tokens, enough for long (the others need 900 at most); prompts are cut to 163,840",
+        "lose their beginning: short 3",
+    ):
+        assert words in shown
 
 
 @given(
