@@ -255,7 +255,21 @@ def test_the_server_says_how_long_to_wait() -> None:
     assert time.monotonic() - began >= 0.4
 
 
-def test_no_question_is_begun_while_the_server_is_busy() -> None:
+def test_fewer_questions_are_asked_at_once_while_the_server_is_busy() -> None:
+    def behave(body: dict[str, Any], number: int) -> Reply:
+        reply = says("ok") if server.at_once <= 2 else fails(429)
+        reply.after_seconds = 0.01
+        return reply
+
+    with Judge(behave) as server:
+        answers = ask(server, *map(str, range(60)), concurrency=16)
+    assert all(answer.passed for answer in answers)
+    refused = len(server.asked) - len(answers)
+    # It is half an answer's, and seven answers' if sixteen are sent all the time.
+    assert refused < 3 * len(answers), "most questions were sent when there was room"
+
+
+def test_no_question_is_begun_while_the_server_wants_none() -> None:
     began: list[float] = []
 
     def behave(body: dict[str, Any], number: int) -> Reply:

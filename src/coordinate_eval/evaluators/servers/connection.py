@@ -76,12 +76,47 @@ class Odd(Exception):
     """All replies to a question were whole, and no answer. The text has the words of the last."""
 
 
+class _Gate:
+    """Lets a number of questions in at the same time: fewer while the server says that it is busy.
+
+    The number is halved for each wave of such answers, and grows by one for each wave of others
+    (D.-M. Chiu and R. Jain, "Analysis of the Increase and Decrease Algorithms for Congestion
+    Avoidance in Computer Networks", 1989).
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._now, self._inside = most, float(most), 0
+        self._slowed = 0.0
+        self._left = asyncio.Condition()
+
+    async def __aenter__(self) -> None:
+        async with self._left:
+            await self._left.wait_for(lambda: self._inside < int(self._now))
+            self._inside += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        async with self._left:
+            self._inside -= 1
+            self._left.notify(2)  # it may have become wider by one
+
+    def slow_down(self, began: float) -> None:
+        """Halve the number, unless that was done after this question began."""
+        if began > self._slowed:
+            self._slowed = time.monotonic()
+            self._now = max(1.0, self._now / 2)
+
+    def speed_up(self) -> None:
+        """Count an answer."""
+        self._now = min(float(self._most), self._now + 1 / self._now)
+
+
 class Server:
     """A server that is asked over HTTP. Enter it before asking.
 
     Args:
         access: where it is.
-        concurrency: questions at the same time, at most.
+        concurrency: questions at the same time, at most. They become fewer while the server says
+            that it is busy.
         timeout_seconds: for one answer; None for any time.
         patience_seconds: time without any answer, after the first failure, after which the server
             is given up; likewise of a single question while others are answered.
@@ -97,9 +132,9 @@ class Server:
     ) -> None:
         self.access = access
         self._timeout_seconds, self._patience_seconds = timeout_seconds, patience_seconds
-        self._gate = asyncio.Semaphore(concurrency)
+        self._gate = _Gate(concurrency)
         self._rest_until = 0.0
-        """Time of the clock before which no question is begun: the server says that it is busy."""
+        """Time of the clock before which no question is begun, as the server has asked."""
         self._key = spellings(access.key) if len(access.key) >= LEAST_SECRET else None
         self._failing_since: float | None = None
         self._pools = -(-concurrency // POOL)
@@ -169,6 +204,7 @@ class Server:
                 async with self._gate:
                     while (left := self._rest_until - time.monotonic()) > 0:
                         await asyncio.sleep(left)
+                    began = time.monotonic()
                     answer = await ask()
             except TryAgain as failure:
                 now = time.monotonic()
@@ -181,12 +217,13 @@ class Server:
                 failing_since = failing_since or now
                 if self._is_over(failing_since) or self.is_silent:
                     raise ServerSilent(self.said) from None
-                rest = failure.retry_after
-                if rest is None:
-                    rest = pause if failure.busy else 0.0
-                self._rest_until = max(self._rest_until, now + min(rest, MOST_RETRY_AFTER_SECONDS))
+                if failure.busy:
+                    self._gate.slow_down(began)
+                rest = min(failure.retry_after or 0.0, MOST_RETRY_AFTER_SECONDS)
+                self._rest_until = max(self._rest_until, now + rest)
             else:
                 self._failing_since = None
+                self._gate.speed_up()
                 return answer
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads tries
             pause = min(2 * pause, MOST_PAUSE_SECONDS)
