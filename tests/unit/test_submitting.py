@@ -157,14 +157,14 @@ def test_a_job_that_is_taken_later_is_asked_for_ever_less_often(desk: Desk, name
     (known,) = _files.read_record(desk.dir.refused, Refusals).jobs
     assert (known.job, known.tries, known.since) == (name, 8, 0)
     assert known.words == "Slurm refused the job: QOSMaxSubmitJobPerUserLimit"
-    (said,) = refused_now(desk.dir)
+    (said,) = refused_now(desk.dir, time.time())
     assert said.startswith(known.words)
     assert report_failures(desk.dir) == [f"job {name}: {known.words}"]
 
     desk.cluster.error = None
     assert desk.submit(name, now + LONGEST_PAUSE_SECONDS) is None
     assert desk.recorded() == {name: "1"}
-    assert refused_now(desk.dir) == report_failures(desk.dir) == []
+    assert refused_now(desk.dir, time.time()) == report_failures(desk.dir) == []
 
 
 def test_others_of_its_kind_wait_with_a_refused_job_and_no_others(desk: Desk) -> None:

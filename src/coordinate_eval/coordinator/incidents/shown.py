@@ -1,7 +1,6 @@
 """What people are shown of incidents and refused jobs. Equal errors are reported once."""
 
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -157,13 +156,13 @@ def done_about(run_dir: RunDir, incident: Incident) -> str:
     return ""
 
 
-def refused_now(run_dir: RunDir) -> list[str]:
-    """Return what the scheduler says of jobs that it refuses now, and when they are tried again."""
+def refused_now(run_dir: RunDir, now: float) -> list[str]:
+    """Return what the scheduler says of jobs that it refuses `now`, and when it is asked again."""
     found = _files.read_record_if_there(run_dir.refused, Refusals)
     said = []
     for refusal in found.jobs if found is not None else []:
         after = "no such job is tried again"
         if refusal.again is not None:
-            after = f"tried again in {duration(max(0.0, refusal.again - time.time()))}"
+            after = f"tried again in {duration(max(0.0, refusal.again - now))}"
         said.append(f"{refusal.words} ({plural(refusal.tries, 'time')} in a row; {after})")
     return said

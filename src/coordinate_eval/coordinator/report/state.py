@@ -175,7 +175,7 @@ def progress(
         run_dir, run, tasks or [], current, now, undone, silent=silent, supervised=supervised
     )
     if not (phase.ended or supervised):  # a supervisor has told what is refused
-        detail = "; ".join(filter(None, (detail, *refused_now(run_dir))))
+        detail = "; ".join(filter(None, (detail, *refused_now(run_dir, time.time()))))
     responses = sum(trial.responses for trial in trials.values())
     responses = min(responses, requests) if undone or not run.planned else requests
     counts = dict(Counter[str](trial.state for trial in now.values()))
