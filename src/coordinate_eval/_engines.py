@@ -72,6 +72,13 @@ ENGINES: Mapping[str, EngineKind] = {
         sequences=8,
         sequences_on_large_gpus=8,
     ),
+    "server": EngineKind(
+        sequences_argument="concurrency",
+        sequences=256,
+        sequences_on_large_gpus=256,
+        shares_prefixes=True,
+        model_class="vllm",
+    ),
     "simulated": EngineKind(makes_up=True, serves=True, over_nodes=True),
 }
 """All engines, by the name in `EngineSettings`."""

@@ -21,4 +21,5 @@ def test_an_engine_keeps_what_it_compiles_where_trials_say(name: str, tmp_path: 
 
 @pytest.mark.parametrize("name", [n for n, kind in ENGINES.items() if kind.sequences_argument])
 def test_an_engine_takes_the_argument_for_fewer_sequences(name: str) -> None:
-    base.check_args(name, {ENGINES[name].sequences_argument: 1})
+    needed = {"base_url": "http://host/v1"} if name == "server" else {}
+    base.check_args(name, {ENGINES[name].sequences_argument: 1, **needed})

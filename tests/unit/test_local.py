@@ -175,9 +175,8 @@ def test_a_job_and_all_it_has_started_end_with_their_supervisor(
 
 GUARD = """
 import sys
-from coordinate_eval.clusters import guard
-guard.END_SECONDS = 0.1
-sys.exit(guard.run())
+from coordinate_eval import _guard
+sys.exit(_guard.run(0.1))
 """
 
 

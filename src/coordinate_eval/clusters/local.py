@@ -1,16 +1,14 @@
 """This machine as a cluster. Jobs are processes of the one that submits them, and end with it.
 
-Each task has a guard (`guard.py`), which runs it and sees to its end. Tasks that need GPUs or cores
-which others have wait, and start in the order of their submission when they fit. GPUs are given
-out through the environment variable that their driver reads.
+Each task has a guard (`_guard.py`), which runs it and sees to its end. Tasks that need GPUs or
+cores which others have wait, and start in the order of their submission when they fit. GPUs are
+given out through the environment variable that their driver reads.
 """
 
 import contextlib
-import json
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +16,7 @@ from typing import NamedTuple, Self
 
 from pydantic import Field
 
-from coordinate_eval import _files, _owner
-from coordinate_eval.clusters import guard
+from coordinate_eval import _files, _guard, _owner
 from coordinate_eval.clusters.protocol import (
     ENDS_WITH_PARENT,
     INDEX_VARIABLE,
@@ -40,8 +37,6 @@ from coordinate_eval.errors import ForeignError, SubmitRefused, UserError
 from coordinate_eval.records import Record
 
 NODE = "local"
-
-_GUARD = (sys.executable, "-I", "-S", guard.__file__)
 
 _NVIDIA, _AMD = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
@@ -144,7 +139,7 @@ class LocalCluster:
         for task in self._tasks:
             if task.guard is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in a driver
-                    task.guard.wait(2 * guard.END_SECONDS)
+                    task.guard.wait(2 * _guard.END_SECONDS)
 
     @property
     def calls(self) -> Mapping[str, int]:
@@ -267,19 +262,13 @@ class LocalCluster:
         log = Path(f"{job.log}_{task.index}.log" if job.count > 1 else f"{job.log}.log")
         try:
             with os.fdopen(_owner.open_log(log), "ab") as out:
-                started = subprocess.Popen(
-                    _GUARD,
-                    bufsize=0,
+                started = _guard.start(
+                    job.command,
                     env=environment,
                     cwd=job.folder,
-                    stdin=subprocess.PIPE,
                     stdout=out,
                     stderr=subprocess.STDOUT,
-                    process_group=0,
                 )
-            assert started.stdin is not None
-            words = [os.fsencode(word).decode("latin-1") for word in job.command]
-            started.stdin.write(json.dumps(words).encode() + b"\n")
         except (OSError, ForeignError) as error:
             task.end, task.reason = End.FAILED, str(error)
         else:

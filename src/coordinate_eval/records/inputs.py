@@ -220,10 +220,16 @@ class Suite(Record):
 class EngineSettings(Record):
     """The engine to start, and its arguments."""
 
-    name: Literal["vllm", "transformers", "simulated"] = Field(
+    name: Literal["vllm", "transformers", "server", "simulated"] = Field(
         default="vllm",
-        description="vllm, transformers, or simulated: made-up responses, without a model",
+        description="vllm; transformers; server: a command or an address, which args give; or "
+        "simulated: made-up responses, without a model",
     )
     args: dict[str, Any] = Field(
         default={}, description="the engine's own arguments, as a JSON object"
     )
+
+    @property
+    def elsewhere(self) -> bool:
+        """Return whether it is a server of others: trials only ask it, and take no GPU."""
+        return self.name == "server" and "base_url" in self.args

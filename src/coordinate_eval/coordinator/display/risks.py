@@ -52,6 +52,8 @@ def risks(found: Review) -> list[str]:
 
 def _nodes_unknown(found: Review) -> Iterator[str]:
     known = {node.name for node in found.offer.nodes}
+    if found.run.settings.engine.elsewhere:
+        return
     if not any(node.name in known for node in found.plan.nodes):
         yield (
             f"no GPU is free now: the plan assumes {len(found.plan.trials)} trials and is made "

@@ -173,7 +173,9 @@ def summary(found: Review) -> list[tuple[str, str]]:
         ),
         (
             "trials",
-            f"{plural(len(plan.trials), f'{plan.engine.name} engine')} on "
+            f"1 without GPUs, which asks {plain(str(plan.engine.args['base_url']))}"
+            if found.run.settings.engine.elsewhere
+            else f"{plural(len(plan.trials), f'{plan.engine.name} engine')} on "
             f"{plural(plan.gpus, f'{kind}GPU')} of {where}" + _each(plan),
         ),
         *_context(found),

@@ -6,6 +6,7 @@ Those of its programs, of its sandbox and compilers, and of what it reaches are 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ from coordinate_eval.coordinator.doctor.findings import KIND, Finding, Role, fai
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import containers
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import EngineError, UserError
 
 ANSWER_SECONDS = 10.0
 """Time for a server to answer."""
@@ -229,6 +230,31 @@ def engine(settings: Settings, role: Role) -> Iterator[Finding]:
         yield finding_of(f"engine {name}", found, role)
         if found.said and role is not Role.LOGIN:
             yield gpus(found.said)
+    if name == "server":
+        yield server(settings, role)
+
+
+def server(settings: Settings, role: Role) -> Finding:
+    """Look for the server that is the engine: at its address, or for its program."""
+    from coordinate_eval.evaluators.engines import server as engine_server
+
+    args, check = settings.engine.args, "engine server"
+    try:
+        engine_server.check_args(args)
+        if not settings.engine.elsewhere:
+            program = engine_server.program(args)
+            if shutil.which(program):
+                return ok(check, f"{program} can be started")
+            why = f"{program} is no program here"
+            if role is Role.LOGIN:
+                return warning(check, why, "--submit asks a job whether nodes have it")
+            return failure(check, why, "give [engine.args] command a path that nodes have")
+        name = engine_server.look(args, 0, os.environ)
+        return ok(check, f"{args['base_url']} has the model {brief(name) or 'of no name'}")
+    except UserError as error:
+        return failure(check, str(error), "mend [engine.args]")
+    except EngineError as error:
+        return warning(check, str(error), "start it, or see whether it can be reached from here")
 
 
 def finding_of(check: str, found: Imported, role: Role) -> Finding:

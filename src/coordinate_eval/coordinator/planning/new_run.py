@@ -97,7 +97,8 @@ def read_inputs(
     if reviewed is not None:
         reviewed_plan.check_same(reviewed, inspected, suite, settings, found.max_length)
     engines.check_args(settings.engine.name, settings.engine.args)
-    engines.check_args(settings.engine.name, settings.judge.engine_args)
+    if settings.judge.engine_args:
+        engines.check_args(settings.engine.name, settings.judge.engine_args)
     if settings.engine.name == "vllm":
         vllm_arguments.check_quantization(inspected.quantization)
     return found

@@ -105,7 +105,8 @@ class PlannedRun:
     @property
     def queued(self) -> bool:
         """Return whether the plan is for nodes that are not known yet."""
-        return any(node.name == select.QUEUED_NODE for node in self.capacity.nodes)
+        waits = any(node.name == select.QUEUED_NODE for node in self.capacity.nodes)
+        return waits and not self.run.settings.engine.elsewhere
 
 
 def offer_of_file(cluster: str, described: ClusterFile, now: float) -> Offer:
@@ -156,8 +157,9 @@ def nodes_for(run: Run, offer: Offer, reviewed: Plan | None = None) -> ChosenNod
     """
     if reviewed is not None:
         reviewed_plan.check_datasets(reviewed, {d.name: None for d in run.suite.datasets})
-        demand = _demand(run, offer)
-        return reviewed_plan.check_nodes(reviewed, demand, offer.nodes, offer.busy)
+        if not run.settings.engine.elsewhere:
+            demand = _demand(run, offer)
+            return reviewed_plan.check_nodes(reviewed, demand, offer.nodes, offer.busy)
     return select.choose_nodes(_demand(run, offer), offer.nodes, offer.busy)
 
 
@@ -260,8 +262,10 @@ def rates(
     The cluster file has the latter two where one stands in for a cluster, else the priors.
     """
     gpu_type, stages = chosen.nodes[0].gpu_type, chosen.nodes_per_trial
-    each = chosen.gpus_per_trial // stages
+    each = max(1, chosen.gpus_per_trial // stages)
     on = conditions(checkpoint, settings.engine, gpu_type, each, stages)
+    if settings.engine.elsewhere:
+        return on, 0.0, Link(LINK_GIGABITS)
     if offer.described is not None:
         link = Link(offer.described.storage_gigabits_per_node)
         return on, offer.described.engine_start_seconds, link

@@ -122,7 +122,7 @@ def plan_on_capacity(
         if n.name in used
         for name in (n.name, *n.others)
     ]
-    copied = capacity.node_bytes or checkpoint.bytes
+    copied = (capacity.node_bytes or checkpoint.bytes) if capacity.gpus_per_trial else 0
     return Plan(
         checkpoint=PlanCheckpoint.model_validate(checkpoint.model_dump()),
         suite=suite,
@@ -152,6 +152,8 @@ def stage_seconds(checkpoint: Checkpoint, capacity: Capacity) -> float:
 
     The lower bound includes them too: it is for plans that stage all of these nodes.
     """
+    if not capacity.gpus_per_trial:  # the weights are where the engine is
+        return 0.0
     link = Link(capacity.storage_gigabits_per_node, capacity.storage_shared)
     copied = capacity.node_bytes or checkpoint.bytes
     return link.seconds(copied, len(capacity.nodes) * capacity.nodes_per_trial)

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
+from typing import TypedDict
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Job, JobLimits
@@ -125,7 +126,7 @@ def keeper_job(
         minutes=minutes,
         gpu_work=True,
         container=container_of(run, run_dir, "trial"),
-        without=secrets(run),
+        **secrets(run),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )
@@ -141,7 +142,7 @@ def sweeper_job(run: Run, run_dir: RunDir, node: str) -> Job:
         memory_mib=math.ceil(KEEPER_ROOM_GIB * 1024),
         minutes=SWEEPER_MINUTES,
         gpu_work=True,
-        without=secrets(run),
+        **secrets(run),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )
@@ -157,7 +158,9 @@ def trials_job(
     name = trials_name(run, round_.number, node.name)
     trial = run.settings.trial
     keeps = keeps or node.anywhere
-    gib = trial.memory_gib * run.tensor_parallel + (keeper_gib(run) if keeps else 0.0)
+    parts = max(1, run.tensor_parallel)
+    copies = keeps and not run.settings.engine.elsewhere
+    gib = trial.memory_gib * parts + (keeper_gib(run) if copies else 0.0)
     return Job(
         name=name,
         argv=(
@@ -169,12 +172,12 @@ def trials_job(
         count=node.trials,
         gpus=run.tensor_parallel,
         gpu_type=node.gpu_type,
-        cpus=trial.cpus * run.tensor_parallel,
+        cpus=trial.cpus * parts,
         memory_mib=math.ceil(gib * 1024),
         minutes=round_.minutes,
-        gpu_work=True,
         container=container_of(run, run_dir, "trial"),
-        without=secrets(run),
+        gpu_work=run.tensor_parallel > 0,
+        **secrets(run, engine=True),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )
@@ -202,7 +205,7 @@ def node_job(run: Run, run_dir: RunDir, round_: Round, node: RoundNode) -> Job:
         minutes=round_.minutes,
         gpu_work=True,
         container=container_of(run, run_dir, "trial"),
-        without=secrets(run),
+        **secrets(run, engine=True),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )
@@ -225,16 +228,29 @@ def supervisor_job(run: Run, run_dir: RunDir, epoch: int, now: float) -> Job:
         minutes=minutes,
         requeue=True,
         submits=True,
-        needs=secrets(run),
+        **secrets(run, judge=True, engine=True),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )
 
 
-def secrets(run: Run) -> tuple[str, ...]:
-    """Return the environment variables that only a supervisor and the judge's job get."""
-    key = run.settings.judge.api_key_env
-    return (key,) if key else ()
+class Secrets(TypedDict):
+    """The environment variables with a key that a job gets, and those that it does not get."""
+
+    needs: tuple[str, ...]
+    without: tuple[str, ...]
+
+
+def secrets(run: Run, *, judge: bool = False, engine: bool = False) -> Secrets:
+    """Return which environment variables with a key a job gets, and which it does not get.
+
+    A supervisor gets all of them. Otherwise only those get a key that ask the server of that key.
+    """
+    of_judge = run.settings.judge.api_key_env
+    of_engine = run.settings.engine.args.get("api_key_env")
+    got = {name for name, gets in ((of_judge, judge), (of_engine, engine)) if name and gets}
+    all_ = {name for name in (of_judge, of_engine) if name}
+    return {"needs": tuple(sorted(got)), "without": tuple(sorted(all_ - got))}
 
 
 def program(python: str) -> tuple[str, ...]:

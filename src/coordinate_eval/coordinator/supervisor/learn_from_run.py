@@ -58,7 +58,8 @@ def collect_observations(run_dir: RunDir, run: Run) -> list[Seen]:
     """Return what the run has measured so far."""
     name = f"{run.id}-{run.nonce}"
     engine, config = run.settings.engine, run_dir.model / "config.json"
-    model = model_of(run.checkpoint, engine, run.tensor_parallel, config, run.nodes_per_trial)
+    degree = max(1, run.tensor_parallel)
+    model = model_of(run.checkpoint, engine, degree, config, run.nodes_per_trial)
     starts, shards = _read_trials(run_dir, run, name, model)
     datasets = list(_datasets(run_dir, run, name, shards))
     # A dataset may have run under several conditions; its metric counts once. The seconds of a

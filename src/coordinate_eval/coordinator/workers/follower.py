@@ -30,7 +30,8 @@ def nodes_and_rank(run_dir: RunDir, node: str, round_number: int) -> tuple[list[
     """
     variables = os.environ.get(RANK_VARIABLE)
     if variables is None:
-        return [os.environ[NODE_VARIABLE] if node == ANY_NODE else node], 0
+        here = os.environ.get(NODE_VARIABLE) or os.uname().nodename
+        return [here if node == ANY_NODE else node], 0
     here, place = (os.environ[name] for name in variables.split())
     if node != ANY_NODE:
         names = nodes_of(run_dir, round_number, node).names

@@ -25,7 +25,7 @@ from coordinate_eval.coordinator.planning.places import degrees
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, own_task
-from coordinate_eval.coordinator.run.claiming.work import given_up
+from coordinate_eval.coordinator.run.claiming.work import given_up, request_indexes
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.logs import own_log
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -55,7 +55,7 @@ from coordinate_eval.errors import CoordinateError, EngineError
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.priors import this_machine
 from coordinate_eval.priors.time_shares import Shares
-from coordinate_eval.records import Request, Response, Shard, Span
+from coordinate_eval.records import Request, RequestKind, Response, Shard, Span
 
 PROGRESS_SECONDS = 2.0
 """Shortest time between two records of a running trial's progress."""
@@ -185,7 +185,8 @@ class TrialRunner:
             engines.prepare(name, width, self._threads())
             self._reached("prepared")
             waiting = time.monotonic()
-            self._arrival.wait(weights)
+            if not self._run.settings.engine.elsewhere:
+                self._arrival.wait(weights)
             began += time.monotonic() - waiting
             self._reached("staged")
             across = self._begin(ranks) if ranks is not None else None
@@ -193,6 +194,7 @@ class TrialRunner:
             engine = self._start_engine(weights, across)
             _job_log.draw_line()  # what was said while it started did not end it
             try:
+                self._give_up_for(engine)
                 self._reached("running")
                 self.write_progress("running")
                 self._record_start(time.monotonic() - began)
@@ -295,7 +297,7 @@ class TrialRunner:
 
     def _threads(self) -> int:
         """Return the cores of this trial for each of its GPUs."""
-        there = len(os.sched_getaffinity(0)) // self._run.tensor_parallel
+        there = len(os.sched_getaffinity(0)) // max(1, self._run.tensor_parallel)
         return max(1, min(self._run.settings.trial.cpus, there))
 
     def _compiled_files(self) -> contextlib.AbstractContextManager[None]:
@@ -309,7 +311,7 @@ class TrialRunner:
         settings = self._run.settings.engine
         engine = engines.start(
             settings.name,
-            weights.link(),
+            self._dir.model if settings.elsewhere else weights.link(),
             tensor_parallel=self._run.tensor_parallel,
             max_length=self._run.engine_context,
             args=self._engine_args(),
@@ -323,6 +325,16 @@ class TrialRunner:
         run, settings = self._run, self._run.settings.engine
         of_model = degrees.engine_args(run.checkpoint, settings.name, run.tensor_parallel)
         return of_model | self._load.engine_args(settings)
+
+    def _give_up_for(self, engine: engines.Engine) -> None:
+        """Give up the datasets that this engine cannot answer, and no other of its settings."""
+        for name, index in request_indexes(self._dir, self._run).items() if engine.unable else ():
+            asks = {
+                RequestKind.GENERATE: index.generate_requests > 0,
+                RequestKind.LOGLIKELIHOOD: index.requests > index.generate_requests,
+            }
+            if why := "; ".join(why for kind, why in engine.unable.items() if asks[kind]):
+                _files.write(self._dir.dataset_error(name), f"{why}\n")
 
     def _record_start(self, seconds: float) -> None:
         started = measurements.EngineStarted(

@@ -18,10 +18,14 @@ To add an engine, write a module with the protocol `EngineModule`, and add it to
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Final, Protocol
 
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import Request, Response
+from coordinate_eval.records import Request, RequestKind, Response
+
+ALL_KINDS: Final[Mapping[RequestKind, str]] = MappingProxyType({})
+"""`Engine.unable` of an engine that answers requests of all kinds."""
 
 Unwanted = Callable[[], Callable[[Request], bool] | None]
 """Called by an engine again and again while it computes. Returns which of the requests that it has
@@ -56,6 +60,11 @@ class Engine(Protocol):
 
         None for an engine that computes all requests that it has pulled and not yet answered.
         """
+        ...
+
+    @property
+    def unable(self) -> Mapping[RequestKind, str]:
+        """Return the kinds of requests that it cannot answer, with the reason."""
         ...
 
     def run(
@@ -197,7 +206,11 @@ def by_name(name: str) -> EngineModule:
         from coordinate_eval.evaluators.engines import simulated
 
         return simulated
-    raise UserError(f"unknown engine {name!r}: choose vllm, transformers or simulated")
+    if name == "server":
+        from coordinate_eval.evaluators.engines import server
+
+        return server
+    raise UserError(f"unknown engine {name!r}: choose vllm, transformers, server or simulated")
 
 
 def check_args(name: str, args: Mapping[str, Any]) -> None:

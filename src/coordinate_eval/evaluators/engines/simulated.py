@@ -26,7 +26,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from coordinate_eval import _format
 from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators.engines import arguments
-from coordinate_eval.evaluators.engines.base import Across, Unwanted, all_wanted
+from coordinate_eval.evaluators.engines.base import ALL_KINDS, Across, Unwanted, all_wanted
 from coordinate_eval.evaluators.engines.common import probe, respond
 from coordinate_eval.evaluators.engines.turns import Turns
 from coordinate_eval.records import Record, Request, RequestKind, Response
@@ -209,6 +209,8 @@ class SimulatedEngine:
     Raises:
         UserError: an argument is unknown, or not a number in its range, or `times` cannot be read.
     """
+
+    unable = ALL_KINDS
 
     computing: list[Request] | None = None
     """The one request that it pretends to compute."""

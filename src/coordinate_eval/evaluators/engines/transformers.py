@@ -18,7 +18,7 @@ from coordinate_eval._engines import ENGINES
 from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines import arguments, common
-from coordinate_eval.evaluators.engines.base import Across, Unwanted, all_wanted
+from coordinate_eval.evaluators.engines.base import ALL_KINDS, Across, Unwanted, all_wanted
 from coordinate_eval.evaluators.engines.transformers_text import Text
 from coordinate_eval.evaluators.engines.turns import Turns
 from coordinate_eval.records import Request, RequestKind, Response
@@ -103,6 +103,8 @@ class TransformersEngine:
         UserError: transformers is not installed, or an argument is unknown or wrong.
         EngineError: the model or its tokenizer could not be loaded.
     """
+
+    unable = ALL_KINDS
 
     computing: list[Request] | None = None
     """The batch that is being computed."""

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines import common, vllm_across, vllm_processes
-from coordinate_eval.evaluators.engines.base import Across, Unwanted, all_wanted
+from coordinate_eval.evaluators.engines.base import ALL_KINDS, Across, Unwanted, all_wanted
 from coordinate_eval.evaluators.engines.vllm_across import follow
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
 from coordinate_eval.evaluators.engines.vllm_defaults import OWN_PROCESSES, engine_arguments, on_cpu
@@ -175,6 +175,8 @@ class VllmEngine:
     most_in_flight: int
     """Largest number of requests that vLLM has at once. Those that are pulled and not yet answered
     are at most as many, if none belong to the same item."""
+
+    unable = ALL_KINDS
 
     computing = None
     """Always None: nearly all requests in flight are computed at once."""

@@ -46,7 +46,16 @@ class Access:
             UserError: the address is none, holds a secret, or the key is not there.
         """
         key = read_key(key_variable, environ, section)
-        return cls(_checked(base_url, section), model, key, section)
+        return cls(cls.check(base_url, section), model, key, section)
+
+    @staticmethod
+    def check(base_url: str, section: str) -> str:
+        """Return an address without the slash at its end.
+
+        Raises:
+            UserError: it is none, or holds a secret.
+        """
+        return _checked(base_url, section)
 
 
 def _checked(base_url: str, section: str) -> str:

@@ -91,7 +91,8 @@ def _with_place(made: Run) -> Run:
             exclusive = clusters.patiently(cluster.whole_nodes)
             limits = clusters.patiently(cluster.limits)
         return made.model_copy(update={"exclusive": exclusive, "limits": limits})
-    engines.check_args(settings.engine.name, settings.judge.engine_args)
+    if settings.judge.engine_args:
+        engines.check_args(settings.engine.name, settings.judge.engine_args)
     with cluster:
         offer = ask(cluster, settings)
     made = made.model_copy(update={"exclusive": offer.exclusive, "limits": offer.limits})

@@ -65,7 +65,7 @@ from coordinate_eval.coordinator.run.starting.create import (
     existing,
     start_supervisor,
 )
-from coordinate_eval.errors import RunExists, SubmitRefused, UserError
+from coordinate_eval.errors import EngineError, RunExists, SubmitRefused, UserError
 
 _OF_JOBS = {
     "stage", "trial", "harness", "metrics", "limits", "supervisor", "container", "slurm", "local",
@@ -109,6 +109,7 @@ def start_run(
         return resume_run(RunDir(root), settings, wait=wait, as_json=as_json, asked_again=True)
     judge.check(settings.judge, inputs.suite, os.environ)
     containers.check(settings, chosen.name)
+    _look_at_server(inputs)
     _check_folders(settings, root)
     _say_where_tasks_look(inputs)
     try:
@@ -338,6 +339,7 @@ def _plan_now(
     settings = inputs.settings
     judge.check(settings.judge, inputs.suite, os.environ)
     containers.check(settings, cluster.name)
+    _look_at_server(inputs)
     if not estimate:
         check_writable(settings, "cache_dir")
         _say_where_tasks_look(inputs)
@@ -392,6 +394,22 @@ def _say_where_tasks_look(inputs: Inputs) -> None:
             "tasks are not run in this folder, which holds the checkpoint or is not yours alone: "
             "they find only files that they name by absolute paths"
         )
+
+
+def _look_at_server(inputs: Inputs) -> None:
+    """Ask the server of others that is the engine, if one is, what it has.
+
+    Raises:
+        UserError: it cannot be the engine of this run.
+    """
+    engine = inputs.settings.engine
+    if engine.elsewhere:
+        from coordinate_eval.evaluators.engines.server import look
+
+        try:
+            look(engine.args, inputs.max_length, os.environ)
+        except EngineError as error:
+            say(f"{error}. The run's trial asks it again, from its node")
 
 
 def _check_folders(settings: Settings, root: Path) -> None:

@@ -51,7 +51,12 @@ Only = Annotated[
 ]
 Engine = Annotated[
     str | None,
-    option(WHAT, "NAME", "vllm or transformers; simulated makes up the responses.", shown="vllm"),
+    option(
+        WHAT,
+        "NAME",
+        "vllm, transformers or server; simulated makes up the responses.",
+        shown="vllm",
+    ),
 ]
 JudgeUrl = Annotated[
     str | None, option(WHAT, "URL", "OpenAI-compatible server of the judge: http://host:8000/v1.")

@@ -26,6 +26,10 @@ LEAST_KEEPER_CPUS, MOST_KEEPER_CPUS = 1, 4
 QUEUED_NODE = ANY_NODE
 """Name in a plan that stands for nodes that are not known yet."""
 
+ASKING_NODE = ChosenNodes([NodeCapacity(name=ANY_NODE, gpus=0, gpu_type="", trials=1)], 0)
+"""Stands for any node with a core, where one trial without GPUs asks a server of others. A second
+one would only share what that server can do."""
+
 QUEUED_TRIALS = 8
 """Trials to plan for, and GPUs assumed of a node, while no node is known."""
 
@@ -58,6 +62,8 @@ def choose_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) ->
             the settings exclude all nodes.
     """
     settings = demand.settings
+    if settings.engine.elsewhere:
+        return ASKING_NODE
     check_names(settings.nodes, nodes, busy)
     _check_possible(settings.nodes, nodes, busy)
     choices: list[ChosenNodes] = []
@@ -93,6 +99,8 @@ def queued_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) ->
     Nodes that are down or drained count only where there are no others.
     """
     settings = demand.settings
+    if settings.engine.elsewhere:
+        return ASKING_NODE
     there = Counter[tuple[str, float]]()
     for node in nodes:
         there[node.gpu_type, node.gpu_memory_gib] += node.gpus

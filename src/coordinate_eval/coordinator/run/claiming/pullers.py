@@ -128,8 +128,7 @@ def pullers_job(
         memory_mib=math.ceil(memory_gib * 1024),
         minutes=allowed_minutes(run, minutes, now),
         container=container,
-        needs=secrets(run) if kind is Pullers.JUDGE else (),
-        without=() if kind is Pullers.JUDGE else secrets(run),
+        **secrets(run, judge=kind is Pullers.JUDGE),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )
@@ -149,7 +148,7 @@ def _serving_judge(run: Run, run_dir: RunDir, name: str, now: float) -> Job:
         minutes=most_minutes(run, now),
         gpu_work=True,
         container=container_of(run, run_dir, Pullers.JUDGE.value),
-        without=secrets(run),
+        **secrets(run),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )

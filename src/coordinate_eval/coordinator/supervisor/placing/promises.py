@@ -197,7 +197,9 @@ def within(
             f"limits.gpus is {limits.gpus}, and one trial of this model needs {gpus_per_trial} "
             "GPUs: set it higher"
         )
-    most = math.inf if left.gpus is None else left.gpus // gpus_per_trial
+    most = math.inf
+    if left.gpus is not None and gpus_per_trial:
+        most = left.gpus // gpus_per_trial
     tasks = math.inf if left.jobs is None else left.jobs
     kept = []
     for node in chosen:

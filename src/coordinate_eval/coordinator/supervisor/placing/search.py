@@ -15,7 +15,11 @@ from coordinate_eval.coordinator.incidents.bad_nodes import (
 from coordinate_eval.coordinator.incidents.remedies import count_short_rounds
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.asked_nodes import avoided_words, most_nodes
-from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu, nodes_with_room
+from coordinate_eval.coordinator.planning.places.nodes import (
+    ASKING_NODE,
+    NoFreeGpu,
+    nodes_with_room,
+)
 from coordinate_eval.coordinator.planning.plan import NodeCapacity, Plan
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.work import given_up
@@ -107,6 +111,8 @@ def _choose(
 
     The other arguments, and errors, are those of `next_round`.
     """
+    if run.settings.engine.elsewhere:
+        return list(ASKING_NODE.nodes)
     nodes, busy = available
     usable = [node for node in nodes if node.gpu_type == run.gpu_type]
     limits = {"max_gpus": trials * run.gpus_per_trial}

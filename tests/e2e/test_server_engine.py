@@ -1,0 +1,100 @@
+"""vLLM's own server as the engine: its answers and scores are those of vLLM in this process."""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+
+import pytest
+from tests.engine_requests import choices, conversations, ids, mixed, run, same, score, write
+from tests.runs import Workspace, begun, kill, processes, scores
+from tests.tiny import MAX_LENGTH, need, shared_folder, tiny_model
+
+from coordinate_eval.evaluators.engines.base import Engine, start
+
+OPTIONS = {"max_num_seqs": 8, "enforce_eager": True, "dtype": "float32"}
+SERVES = shlex.join(
+    [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}",
+        "--host", "127.0.0.1", "--port", "{port}", "--max-model-len", "{max_length}",
+        "--enforce-eager", "--dtype", "float32", "--max-num-seqs", "8",
+        "--generation-config", "vllm", "--gpu-memory-utilization", "0.2",
+        "--disable-uvicorn-access-log",
+    ]
+)  # fmt: skip
+ENVIRON = {
+    "VLLM_CACHE_ROOT": str(shared_folder() / "vllm"),
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@pytest.fixture(scope="module", params=[{"command": SERVES, "concurrency": 16}])
+def engines(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
+    """The same model in a server, and in this process."""
+    need("vllm", "vllm-cpu")
+    before = dict(os.environ)
+    os.environ |= ENVIRON
+    at = {"tensor_parallel": 1, "max_length": MAX_LENGTH}
+    server = start("server", tiny_model(), args=request.param, **at)
+    vllm = start("vllm", tiny_model(), args=dict(OPTIONS), **at)
+    yield server, vllm
+    vllm.close()
+    server.close()
+    os.environ.clear()  # vLLM leaves much behind that later tests' processes would inherit
+    os.environ.update(before)
+
+
+def test_a_server_answers_as_the_engine_does(engines: tuple[Engine, Engine]) -> None:
+    server, vllm = engines
+    assert server.unable == {}
+    almost = [5 + n % 300 for n in range(MAX_LENGTH - 5)]
+    penalty = {"temperature": 0.0, "repetition_penalty": 1.3}
+    hot = {"temperature": 1.0, "top_p": 0.95, "top_k": 50.0, "min_p": 0.01}
+    requests = [
+        *mixed(80),
+        # Stop strings across tokens, a special token's own text, none, and an empty one.
+        *(write(100 + n, "the cat", stop=[s, "☃"]) for n, s in enumerate(["a", "<s>", "ne", ""])),
+        *(write(110 + n, "the cat sat " * n, sampling=penalty) for n in range(1, 4)),
+        *(write(120 + n, "the cat", sampling=hot | {"seed": n}) for n in range(4)),
+        # A text ends where the context does.
+        write(130, "", tokens=almost, max_tokens=50),
+        write(131, "the cat", max_tokens=10**6),
+        score(132, "", "", tokens=almost, continuation=[7, 8, 9, 10]),
+        score(133, "", "the cat", tokens=[0]),
+        *(each.model_copy(update={"item": 140 + each.item}) for each in conversations(12)),
+        *(
+            each.model_copy(update={"item": 160 + each.item, "stop": ["a", "ne", "\n"]})
+            for each in conversations(12)
+        ),
+    ]
+    found = run(server, requests)
+    same(found, run(vllm, requests))
+    assert {each.finish for each in found.values()} == {"stop", "length", "scored"}
+    likeliest = [score(n, "", "", tokens=ids("the cat"), continuation=[n]) for n in range(300)]
+    same(run(server, likeliest), run(vllm, likeliest))
+    several = choices(0, ids("the cat sat"), [[7], [9], [8, 7], [7]])
+    by_index = [sorted(each.run(iter(several)), key=lambda r: r.index) for each in engines]
+    same(*(dict(enumerate(each)) for each in by_index))
+
+
+def test_runs_have_equal_scores_and_survive_the_death_of_a_server(user: Workspace) -> None:
+    need("vllm", "vllm-cpu")
+    suite = user.suite("tiny_choice", "tiny_sums", "tiny_cloze", "tiny_talk")
+    server = json.dumps({"command": SERVES, "concurrency": 4})
+    plain = ("run", tiny_model(), "--suite", suite, "--max-gpus", "1")
+    at, at_vllm = user.folder / "by a server", user.folder / "by vllm"
+    by_server = ("--engine", "server", "--engine-args", server)
+    by_vllm = ("--engine", "vllm", "--engine-args", json.dumps(OPTIONS))
+    user = Workspace(user.folder)
+    user.environ |= ENVIRON | {"COORDINATE_EVAL_CLUSTER": "local"}
+    began = user.start(*plain, "--run-dir", at, *by_server)
+    begun(at)
+    kill(processes("vllm.entrypoints.openai.api_server"))
+    _, err = began.communicate()
+    assert began.returncode == 0, err
+    user.call(*plain, "--run-dir", at_vllm, *by_vllm)
+    assert scores(at) == scores(at_vllm)
+    assert not processes("vllm.entrypoints.openai.api_server")
