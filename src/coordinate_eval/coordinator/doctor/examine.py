@@ -249,7 +249,7 @@ def server(settings: Settings, role: Role) -> Finding:
             if role is Role.LOGIN:
                 return warning(check, why, "--submit asks a job whether nodes have it")
             return failure(check, why, "give [engine.args] command a path that nodes have")
-        name = engine_server.look(args, 0, os.environ)
+        name = engine_server.look(args, os.environ)
         return ok(check, f"{args['base_url']} has the model {brief(name) or 'of no name'}")
     except UserError as error:
         return failure(check, str(error), "mend [engine.args]")

@@ -161,12 +161,11 @@ def serve(
     raise UserError("a judge that is a server needs no other: set [judge] base_url and model")
 
 
-def look(args: Mapping[str, Any], max_length: int, environ: Mapping[str, str]) -> str:
+def look(args: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     """Return the name of the model on a server that is there. Ask it once, for a short time.
 
     Raises:
-        UserError: it refuses the key, has several models or not the one that is named, or its
-            context is shorter than `max_length` tokens.
+        UserError: it refuses the key, or has several models or not the one that is named.
         EngineError: it does not answer now.
     """
     access = Access.of(
@@ -178,7 +177,7 @@ def look(args: Mapping[str, Any], max_length: int, environ: Mapping[str, str]) -
             asyncio.timeout(_GLANCE_SECONDS),
             Completions(access, concurrency=1, patience_seconds=0.0) as server,
         ):
-            return await _find_model(server, max_length, of_others=True)
+            return await _find_model(server, 0, of_others=True)
 
     try:
         return asyncio.run(find())

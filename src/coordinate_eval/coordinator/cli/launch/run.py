@@ -407,7 +407,7 @@ def _look_at_server(inputs: Inputs) -> None:
         from coordinate_eval.evaluators.engines.server import look
 
         try:
-            look(engine.args, inputs.max_length, os.environ)
+            look(engine.args, os.environ)
         except EngineError as error:
             say(f"{error}. The run's trial asks it again, from its node")
 
