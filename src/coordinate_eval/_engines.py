@@ -73,6 +73,7 @@ ENGINES: Mapping[str, EngineKind] = {
         sequences_on_large_gpus=8,
     ),
     "server": EngineKind(
+        needs=("httpx",),
         sequences_argument="concurrency",
         sequences=256,
         sequences_on_large_gpus=256,
