@@ -26,6 +26,9 @@ such as `{"AutoTokenizer": "tokenization_x.XTokenizer"}`."""
 
 _MOST_LISTED = 200  # characters: whoever writes a checkpoint can name any number of modules
 
+_PLUGIN: Final = "install a plugin of vLLM that has its class, as docs/engines.md shows"
+"""How a model runs whose class no library has: the user installs its code."""
+
 NOWHERE: Final = "/dev/null/code-of-checkpoints-is-not-run"
 """A folder that nobody can make. transformers copies code there before it runs it."""
 
@@ -53,7 +56,7 @@ def named(folder: Path) -> dict[str, str]:
 def note(folder: Path, error: BaseException) -> str:
     """Return the end of a message about a folder that cannot be loaded, if it names code."""
     listed = "" if isinstance(error, CheckpointCode) else _listed(folder)
-    return f"; it names code of its own ({listed}), which is never run" if listed else ""
+    return f"; it names code of its own ({listed}), which is never run: {_PLUGIN}" if listed else ""
 
 
 def references(auto_map: object) -> dict[str, str]:
@@ -167,7 +170,7 @@ def _fail(model: object, code: object) -> NoReturn:
     shown = f" ({code})" if code else ""
     raise CheckpointCode(
         f"{model} needs code of its own{shown}, which is never run: save it for a class that "
-        "transformers has"
+        f"transformers has, or {_PLUGIN}"
     )
 
 
