@@ -25,7 +25,7 @@ from tests.runs import (
     times_answered,
     until,
 )
-from tests.slurm.runs import FOUR_TASKS, SLOW, all_gone, pending, queue
+from tests.slurm.runs import FOUR_TASKS, SLOW, all_gone, long_suite, pending, queue
 from tests.tiny import tiny_model
 
 
@@ -49,6 +49,12 @@ def expected(finished: Path) -> dict[str, Any]:
     return scores(finished)
 
 
+@pytest.fixture(scope="module")
+def long(workspace: Workspace) -> Path:
+    """The same datasets, which are worth all GPUs whatever earlier runs have measured."""
+    return long_suite(workspace)
+
+
 @pytest.fixture
 def no_umask() -> Iterator[None]:
     """Files that are made here, and by jobs that are submitted here, are open to all by default."""
@@ -58,10 +64,12 @@ def no_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_umask")
-def test_four_nodes_share_a_suite(workspace: Workspace, expected: dict[str, Any]) -> None:
+def test_four_nodes_share_a_suite(
+    workspace: Workspace, long: Path, expected: dict[str, Any]
+) -> None:
     pause = workspace.pause("four nodes")
     run = workspace.submit(
-        workspace.suite(*FOUR_TASKS), *pause.args, "--max-gpus", 8, "--nodes", "node[1-4]",
+        long, *pause.args, "--max-gpus", 8, "--nodes", "node[1-4]",
         "--run-dir", workspace.folder / "four \"nodes\"\nand a line",
         COORDINATE_EVAL_TRIAL_MEMORY_GIB="400",
         COORDINATE_EVAL_AFTER_RUN='["sh", "-c", "cat \\"$0\\"/results.json"]',

@@ -5,11 +5,9 @@ import os
 import shutil
 import signal
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.runs import (
     Workspace,
@@ -21,7 +19,7 @@ from tests.runs import (
     trials,
     until,
 )
-from tests.slurm.runs import FOUR_TASKS, Undisturbed, all_gone, times
+from tests.slurm.runs import FOUR_TASKS, Undisturbed, all_gone, long_suite, times
 from tests.tiny import need, tiny_model
 
 
@@ -104,13 +102,3 @@ def test_a_trial_that_is_lost_is_replaced_while_another_goes_on(
     assert scores(run) == expected
     assert set(times_answered(run).values()) == {1}
     all_gone(user)
-
-
-def long_suite(user: Workspace) -> Path:
-    """The usual suite, with so much work by its own figures that another trial always pays."""
-    suite = yaml.safe_load(user.suite(*FOUR_TASKS).read_text())
-    for dataset in suite["datasets"]:
-        dataset["prior"] = {"gpu_seconds": 9000}
-    path = user.folder / "long.yaml"
-    path.write_text(yaml.safe_dump(suite))
-    return path
