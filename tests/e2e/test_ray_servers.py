@@ -48,7 +48,6 @@ def caller(user: Workspace, servers: Servers, expected: dict[str, Any]) -> Works
         "COORDINATE_EVAL_CLUSTER": "ray",
         "COORDINATE_EVAL_RAY_ADDRESS": servers.address,
         "COORDINATE_EVAL_TRIAL_CPUS": "1",
-        "COORDINATE_EVAL_STAGE_CPUS": "1",
     }
     return made
 

@@ -27,6 +27,8 @@ class Undisturbed(NamedTuple):
     scores: dict[str, Any]
     requests: Path
     """The folder of the prompts in its user's cache."""
+    priors: Path
+    """What was measured."""
 
 
 def undisturbed_run(folder: Path) -> Undisturbed:
@@ -42,7 +44,7 @@ def undisturbed_run(folder: Path) -> Undisturbed:
             all_gone(made)
             kept.write_text(json.dumps(found))
     (requests,) = (user / "cache").glob("requests-*")
-    return Undisturbed(json.loads(kept.read_text()), requests)
+    return Undisturbed(json.loads(kept.read_text()), requests, user / ".coordinate-eval" / "priors")
 
 
 def all_gone(workspace: Workspace) -> None:

@@ -40,7 +40,7 @@ NODES = ("node1", "node2", "node3", "node4")
 MOST = 4
 """Faults a schedule: a span on which five owners died is left alone."""
 
-SILENT = {"COORDINATE_EVAL_TRIAL_HANG_MINUTES": "1", "COORDINATE_EVAL_TRIAL_HANG_FACTOR": "1"}
+SILENT = {"COORDINATE_EVAL_TRIAL_HANG_MINUTES": "1"}
 """How soon trials count as hanging where some do; other jobs do after three minutes."""
 
 

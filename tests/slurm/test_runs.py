@@ -260,7 +260,7 @@ def test_a_cancelled_run_leaves_nothing_and_goes_on_when_asked(
 def test_a_silent_controller_is_waited_for(
     workspace: Workspace, expected: dict[str, Any], slurm_cluster: DevCluster
 ) -> None:
-    run, pause = paused(workspace, "silent", COORDINATE_EVAL_SLURM_TIMEOUT_SECONDS="8")
+    run, pause = paused(workspace, "silent")
     slurm_cluster.stop_controller()
     try:
         log = next(run.glob("logs/*super1*.log"))
