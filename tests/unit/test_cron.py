@@ -220,6 +220,15 @@ def test_the_command_writes_the_file_and_prints_the_line(home: Path) -> None:
     assert path.read_text().startswith("# What cron runs")
 
 
+def test_without_a_folder_cron_submits_what_was_requested(home: Path) -> None:
+    job = cron_job(None, ["--cron", "--every", "5m"], 300, Settings())
+    assert job.line.startswith("*/5 * * * * ")
+    assert job.path.name.startswith("requests-")
+    (command,) = [line for line in job.script.splitlines() if "coordinate_eval watch" in line]
+    assert "watch --every 5m --log " in command
+    assert command.endswith(" --once")
+
+
 # The log.
 
 
