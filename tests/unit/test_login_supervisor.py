@@ -125,6 +125,8 @@ def test_a_supervisors_job_without_sbatch_hands_over_before_it_takes_over(
     assert "`coordinate-eval watch` on a login node" in found.detail
     assert not supervise_from_here(settings)  # it is no login node, either
     monkeypatch.setenv("PATH", f"{login.folder / 'bin'}:/usr/bin:/bin")
+    # At once: there is none that might be starting.
+    monkeypatch.setattr(resume, "_START_SECONDS", 1.0)
     assert len(supervise_from_here(settings)) == 1
     assert "_supervise" in login.started()
 

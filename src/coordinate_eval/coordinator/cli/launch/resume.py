@@ -126,8 +126,10 @@ def _lacks_supervisor(run_dir: RunDir, run: Run) -> bool:
         return False
     now = time.time()
     if state.is_supervised(run_dir, run, []) is False:
-        begun = max(run.created, _files.modified(run_dir.resumed))
-        return now - begun > _START_SECONDS  # its first one may not be there yet
+        # Its first process may not be there yet. A job that has handed over has no other one.
+        created = 0.0 if run_dir.handed_over.exists() else run.created
+        begun = max(created, _files.modified(run_dir.resumed))
+        return now - begun > _START_SECONDS
     # It notes each look. Its machine may be down, or another process have its number.
     patience = run.settings.supervisor.patience_seconds
     return now - _files.modified(run_dir.supervisors_folder) > patience
