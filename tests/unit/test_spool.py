@@ -213,12 +213,29 @@ def test_a_checkpoint_that_is_gone_or_replaced_is_dropped(site: Site) -> None:
     assert not site.cluster.submitted
 
 
+def test_a_path_of_the_container_is_found_by_its_mounts(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.saves(f"--run-dir={site.folder / 'ckpts' / 'run'}")
+    (site.folder / "ckpts").rename(site.folder / "lustre")
+    assert site.requests()[0]["error"]
+    mounts = [f"{site.folder}/lustre:{site.folder}/ckpts", "/dev/shm"]
+    monkeypatch.setenv("COORDINATE_EVAL_CONTAINER_MOUNTS", json.dumps(mounts))
+    os.utime(site.waiting()[0].path)
+    (row,) = site.requests()
+    assert row["state"] == "submitted"
+    assert row["run"] == str(site.folder / "lustre" / "run")
+    made = json.loads((site.folder / "lustre" / "run" / "run.json").read_text())
+    assert made["checkpoint"]["path"] == str(site.folder / "lustre" / "step-7")
+
+
 def test_a_path_that_leads_elsewhere_here_drops_nothing(site: Site) -> None:
     site.saves()
     (site.folder / "ckpts").rename(site.folder / "inside")
     (row,) = site.requests()
     assert row["state"].startswith("not submitted, next try in")
     assert "is not the folder here that it was where" in row["error"]
+    assert f'["SOURCE:{site.folder}/ckpts"]' in row["error"]
     (site.folder / "ckpts").mkdir()  # another one
     assert "is not the folder" in site.requests()[0]["error"]
     assert len(site.waiting()) == 1

@@ -35,7 +35,7 @@ from coordinate_eval.coordinator.run.records import (
     Waiting,
 )
 from coordinate_eval.coordinator.run.rounds import read_rounds
-from coordinate_eval.coordinator.run.starting.create import NEEDS_WATCH
+from coordinate_eval.coordinator.run.starting.create import NEEDS_WATCH, works_on_login
 from coordinate_eval.coordinator.run.supervision import Epoch, latest_epoch
 from coordinate_eval.records import DatasetRequests, Record, Span
 
@@ -259,7 +259,8 @@ def _phase(
         if silent:
             return Phase.UNKNOWN, "the scheduler does not answer"
         left = _files.read_record_if_there(run_dir.handed_over, HandedOver)
-        return Phase.UNSUPERVISED, f"{left.why}: {NEEDS_WATCH}" if left is not None else ""
+        needs = NEEDS_WATCH if works_on_login(run_dir, run) else ""
+        return Phase.UNSUPERVISED, f"{left.why}: {needs}" if left is not None else needs
     if not supervised and (held := supervision.held_supervisor(run, tasks)):
         return Phase.QUEUED, _because(held)
     if not run.planned:

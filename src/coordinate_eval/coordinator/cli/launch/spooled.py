@@ -1,6 +1,7 @@
 """Runs that are asked for where nobody can submit: into the spool, and out of it."""
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -118,12 +119,12 @@ def submit_waiting(settings: Settings, *, dry: bool = False) -> list[Waiting]:
     able = not (dry or clusters.why_not_from_here(clusters.DESCRIBED))
     for each in found:
         if each.due and able:
-            _submit(each, runs_dir)
+            _submit(each, runs_dir, settings)
             say(each.words())
     return found
 
 
-def _submit(each: Waiting, runs_dir: Path) -> None:
+def _submit(each: Waiting, runs_dir: Path, own: Settings) -> None:
     """Submit a run of the spool, unless another process does."""
     try:
         held = each.take(time.time())
@@ -134,7 +135,7 @@ def _submit(each: Waiting, runs_dir: Path) -> None:
         return
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what a run says of itself
-            each.run = _start(each.spooled, runs_dir)
+            each.run = _start(_as_seen_here(each.spooled, own), runs_dir)
         each.state, each.error = "submitted", ""
         each.done()
     except _NotThere as error:
@@ -151,7 +152,6 @@ def _submit(each: Waiting, runs_dir: Path) -> None:
 def _start(spooled: Spooled, runs_dir: Path) -> Path:
     """Start the run that was asked for, or find it. Return its directory."""
     settings, _ = load_settings({**spooled.settings, "runs_dir": str(runs_dir)})
-    _check_there(spooled)
     there = Path(spooled.folder).is_dir()
     with working_in(spooled.folder if there else ""):
         inputs = read_inputs(
@@ -170,20 +170,29 @@ def _start(spooled: Spooled, runs_dir: Path) -> Path:
     return root
 
 
-def _check_there(spooled: Spooled) -> None:
-    """Check that the checkpoint is at its path here, too.
+def _as_seen_here(spooled: Spooled, settings: Settings) -> Spooled:
+    """Return what was asked for with the paths of this machine.
 
     Raises:
-        _NotThere: it was removed.
+        _NotThere: the checkpoint was removed.
         UserError: its path leads elsewhere here.
     """
-    path = Path(spooled.checkpoint)
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        if path.parent.stat().st_ino == spooled.folder_inode:
-            if path.exists():
-                return
-            raise _NotThere("the checkpoint is gone")
-    raise UserError(f"{path} is not the folder here that it was where the evaluation was asked for")
+    mounts = [
+        (os.path.expanduser(mount.source), mount.target)  # noqa: PTH111 - keeps its text
+        for mount in settings.container.mounted
+    ]
+    for each in (spooled, spooled.outside(mounts)):
+        path = Path(each.checkpoint)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if path.parent.stat().st_ino == spooled.folder_inode:
+                if path.exists():
+                    return each
+                raise _NotThere("the checkpoint is gone")
+    raise UserError(
+        f"{spooled.checkpoint} is not the folder here that it was where the evaluation was asked "
+        "for: say where the container had it from, as [container] mounts = "
+        f'["SOURCE:{Path(spooled.checkpoint).parent}"]'
+    )
 
 
 def _absolute(path: Path | None) -> str | None:

@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -70,6 +70,27 @@ class Spooled(Record):
     run_dir: str | None = None
     strict: bool = False
     folder: str = Field(description="working directory of the caller")
+
+    def outside(self, mounts: Iterable[tuple[str, str]]) -> "Spooled":
+        """Return it with every path as it is outside of a container with these mounts.
+
+        Args:
+            mounts: a path outside, and the one by which the container sees it.
+        """
+        # The longest place in the container is the one that is mounted there.
+        places = sorted(mounts, key=lambda mount: -len(mount[1]))
+
+        def moved(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+            if isinstance(value, Mapping):
+                return {key: moved(each) for key, each in value.items()}
+            if isinstance(value, list):
+                return [moved(each) for each in value]
+            for source, target in places if isinstance(value, str) else ():
+                if value == target or value.startswith(target.rstrip("/") + "/"):
+                    return source.rstrip("/") + value[len(target.rstrip("/")) :]
+            return value
+
+        return Spooled.model_validate(moved(self.model_dump(mode="json", by_alias=True)))
 
 
 class Attempt(Record):
