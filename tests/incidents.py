@@ -15,7 +15,12 @@ from coordinate_eval.coordinator.incidents.incident import (
     read_incidents,
     write_incident,
 )
-from coordinate_eval.coordinator.incidents.observe import dead_pullers, failed_jobs, recorded
+from coordinate_eval.coordinator.incidents.observe import (
+    dead_keepers,
+    dead_pullers,
+    failed_jobs,
+    recorded,
+)
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -56,7 +61,11 @@ def judge(
     """Have it judged and written what jobs say, and how these tasks ended; return all."""
     run, known = read_run(run_dir), recorded(run_dir)
     now = time.time()
-    seen = [*failed_jobs(run_dir, now, known), *dead_pullers(run_dir, run, tasks, now, known)]
+    seen = [
+        *failed_jobs(run_dir, now, known),
+        *dead_pullers(run_dir, run, tasks, now, known),
+        *dead_keepers(run_dir, run, tasks, now, known),
+    ]
     Causes(run_dir, settings or run.settings, tell).record(seen)
     return read_incidents(run_dir)
 

@@ -127,3 +127,22 @@ def test_scores_of_an_engine_in_an_image_are_the_command_s(
     jobs = {path.name: _files.read_record(path, Submitted).job for path in run.glob("jobs/*.json")}
     inside = [name for name, job in jobs.items() if job.container is not None]
     assert {name.partition("-node1")[0][-5:] for name in inside} == {"keep0", "rial0"}
+
+
+def test_an_image_that_lacks_the_engine_ends_a_run_before_a_gpu_is_taken(
+    workspace: Workspace, image: Path, checkpoint: Path
+) -> None:
+    bare = shutil.copytree(image, image.parent / "bare", symlinks=True)
+    (bare / "etc" / "environment").write_text(f"PATH={INTERPRETER}/bin:/usr/bin\n")
+    done = workspace.call(
+        "run", checkpoint, "--suite", workspace.suite("tiny_mutual"), "--engine", "vllm",
+        "--nodes", "node1", **in_container("bubblewrap", bare),
+    )  # fmt: skip
+    run = Path(done.stdout.rstrip("\n"))
+    found = reference.ended(run)
+    assert not found["complete"]
+    assert "[container] image" in str(found["failures"]), found
+    logs = "".join(path.read_text() for path in run.glob("logs/*keep0*"))
+    assert f"image {bare} has no" in logs
+    assert [path.name for path in run.glob("jobs/*trial*")] == []
+    all_gone(workspace)

@@ -7,9 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.decisions import DIR, KEEP, NOTHING, RUN, SPANS, TRIAL, facts, make_run, submitted
+from tests.decisions import (
+    DIR,
+    KEEP,
+    NODES,
+    NOTHING,
+    ROUND,
+    RUN,
+    SPANS,
+    TRIAL,
+    facts,
+    make_run,
+    submitted,
+)
 from tests.decisions import tasks as alive
 from tests.incidents import incident, judge
+from tests.plans import changed
 from tests.reviewer import FakeCluster
 from tests.run_dirs import unplanned
 
@@ -25,7 +38,7 @@ from coordinate_eval.coordinator.incidents.shown import diagnose_run, report_fai
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.claiming.pullers import LEDGERS_OF, Pullers, pullers_name
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, read_run, write_run
+from coordinate_eval.coordinator.run.records import Run, StageProgress, read_run, write_run
 from coordinate_eval.coordinator.supervisor import values as d
 from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decide_jobs import (
@@ -84,6 +97,24 @@ def test_a_job_of_each_kind_that_dies_is_reported_with_cause_and_cure(
     (failed,) = diagnose_run(run_dir, shipped())
     assert failed.cause.reason == reason
     assert not seen(run_dir, task(name, 3)), "it is known"
+
+
+def test_a_keeper_that_dies_without_a_word_has_the_cause_that_its_log_names(
+    run_dir: RunDir,
+) -> None:
+    _files.write_record(run_dir.round(0), ROUND)
+    first, second = (task(name, node=node) for name, node in zip(KEEP, NODES, strict=True))
+    log = run_dir.logs / f"{KEEP[0]}.7.log"
+    log.write_text("coordinate-eval: container: image x.sif has no vllm (python3): use another\n")
+    (died,) = judge(run_dir, [first, changed(second, end=End.CANCELLED)])
+    assert (died.kind, died.node, died.log) == ("keeper", NODES[0], str(log))
+    assert died.reason == "Import Error"
+    assert died.stops
+    assert "[container] image" in died.words
+    # What a keeper says itself counts, and is written once.
+    ready = {"state": "ready", "done_bytes": 0, "total_bytes": 0, "started": 0, "updated": 0}
+    _files.write_record(run_dir.stage(0, NODES[1]), StageProgress.model_validate(ready))
+    assert judge(run_dir, [first, second]) == [died]
 
 
 @pytest.mark.parametrize(

@@ -220,10 +220,12 @@ def test_jobs_run_in_the_images_that_runs_use(tmp_path: Path) -> None:
     assert in_jobs.job(cpu, tmp_path, "t").container is None
     here = {each.check: each for each in examine.examine(settings, Role.LOGIN)}
     assert here["engine vllm"].found == "in image vllm:1, which --submit looks into"
-    # A machine that runs all jobs itself has two kinds of places then, too.
+    # A machine that runs all jobs itself has two kinds of places then, else one.
     local = FakeCluster()
     local.local = True
     assert len(in_jobs.places(settings, local)) == 2
+    (only,) = in_jobs.places(Settings(), local)
+    assert in_jobs.job(only, tmp_path, "t").container is None
 
 
 def test_what_is_wrong_with_a_container_is_said_here_or_by_its_job(

@@ -102,7 +102,7 @@ def places(settings: Settings, cluster: Cluster) -> list[Place]:
 def job(place: Place, folder: Path, token: str) -> Job:
     """Return the job that examines its node and answers in a folder."""
     settings, on_cpus = place.settings, place.role is Role.CPU_JOB
-    key = settings.judge.api_key_env
+    key, kind = settings.judge.api_key_env, KIND.get(place.role, "trial")
     memory_gib = settings.harness.memory_gib if on_cpus else settings.trial.memory_gib
     return Job(
         name=f"{PREFIX}doctor.{token}-{place.name}",
@@ -113,7 +113,7 @@ def job(place: Place, folder: Path, token: str) -> Job:
         minutes=MINUTES,
         gpu_work=not on_cpus,
         gpu_type=settings.gpu_type or settings.slurm.gpu_type,
-        container=containers.container(settings, KIND[place.role], [folder], [], folder / "home"),
+        container=containers.container(settings, kind, [folder], [], folder / "home"),
         without=(key,) if key else (),
         folder=str(folder),
         log=str(folder / place.name),

@@ -103,6 +103,28 @@ def dead_pullers(
             yield found.model_copy(update=update)
 
 
+def dead_keepers(
+    run_dir: RunDir, run: Run, tasks: Sequence[TaskStatus], now: float, known: Set[str]
+) -> Iterator[Incident]:
+    """Yield the keepers that died before they wrote a word, such as in a container that fails."""
+    names = {
+        jobs.keeper_name(run, round_.number, node.name): (round_.number, node.name)
+        for round_ in read_rounds(run_dir)
+        for node in round_.nodes
+    }
+    for task in tasks:
+        if task.name not in names or task.state is not State.ENDED or task.end not in _DEATHS:
+            continue
+        number, node = names[task.name]
+        job = keeper_id(number, node)
+        if job not in known and not run_dir.stage(number, node).exists():
+            yield Incident(
+                job=job, kind="keeper", batch=batch_of_round(number), node=node, how=task.end,
+                time=now, message=f"the scheduler says: {task.end}", log=_log(run_dir, task),
+                before_work=True,
+            )  # fmt: skip
+
+
 def of_trial(
     trial: TrialProgress, how: How, message: str, now: float, round_number: int
 ) -> Incident:

@@ -8,6 +8,7 @@ from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.incidents.incident import read_incidents
 from coordinate_eval.coordinator.incidents.observe import (
+    dead_keepers,
     dead_pullers,
     failed_jobs,
     kinds_that_worked,
@@ -152,6 +153,7 @@ def _troubles(run_dir: RunDir, run: Run, poll: PollFacts, rounds: RoundFacts) ->
         worked=kinds_that_worked(run_dir, run, kinds),
         observed=[
             *dead_pullers(run_dir, run, poll.tasks, poll.now, known),
+            *dead_keepers(run_dir, run, poll.tasks, poll.now, known),
             *failed_jobs(run_dir, poll.now, known),
             *silent_ends(poll.tasks, trials, poll.now, known),
         ],
