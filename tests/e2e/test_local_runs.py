@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.images import in_container, make_image
 from tests.runs import (
     PATIENCE_SECONDS,
     TASKS,
@@ -182,3 +183,15 @@ def test_the_doctor_asks_a_job(user: Workspace) -> None:
     done = user.call(*asked, HF_HUB_OFFLINE="1")
     _, there = json.loads(done.stdout)["answers"]
     assert {each["check"] for each in there["findings"]} >= {"runs_dir", "harness", "[stage] where"}
+
+
+def test_an_image_that_does_not_fit_ends_a_run_before_a_gpu_is_taken(user: Workspace) -> None:
+    image = make_image(user.folder / "image without an engine", engine="/opt/nothing")
+    run = user.folder / "run in an image"
+    words = asked(user, run, ("--engine", "vllm"))
+    done = user.call(*words, status=1, **in_container("bubblewrap", image))
+    assert "[container] image" in " ".join(done.stdout.split())
+    assert [path.name for path in run.glob("jobs/*trial*")] == []
+    logs = "".join(path.read_text() for path in run.glob("logs/*keep0*"))
+    assert f"image {image} has no" in logs
+    nothing_is_left(user, run)
