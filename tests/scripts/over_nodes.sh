@@ -45,7 +45,7 @@ set -- \
   --ntasks=2 \
   --ntasks-per-node=1 \
   --cpus-per-task=32 \
-  --kill-on-bad-exit=0 \
+  --kill-on-bad-exit=1 \
   --wait=30 \
   --mpi=none \
   --input=none \

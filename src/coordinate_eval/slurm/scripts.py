@@ -102,7 +102,7 @@ def _launcher(job: Job) -> tuple[str, ...]:
         f"--ntasks={job.nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={job.cpus}",
-        "--kill-on-bad-exit=0",  # whatever the site's default is: they end each other, and say why
+        "--kill-on-bad-exit=1",  # processes of an engine may be left, on GPUs
         f"--wait={_LEFT_SECONDS}",
         "--mpi=none",
         "--input=none",

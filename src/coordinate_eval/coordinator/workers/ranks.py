@@ -26,6 +26,7 @@ from typing import Any, Self
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import TrialError, TrialProgress
+from coordinate_eval.coordinator.workers.signals import ignore_signals
 from coordinate_eval.evaluators.engines.base import Across
 from coordinate_eval.records import Record
 
@@ -151,6 +152,7 @@ class _Interrupts:
     def _raise(self, number: int, frame: FrameType | None) -> None:
         if self._armed and self._error is not None:
             self._armed = False
+            ignore_signals()  # the scheduler ends what is left when one process has failed
             raise self._error
 
 
@@ -158,10 +160,10 @@ class Ranks:
     """The connections of the process that leads to all others, or of one of those to it.
 
     Enter it as a context manager around all that depends on the others. What is lost is raised in
-    the main thread within the block.
+    the main thread within the block. A leader learns the names of `nodes` from its followers.
     """
 
-    def __init__(self, run_dir: RunDir, trial: str, task: str, nodes: Sequence[str]) -> None:
+    def __init__(self, run_dir: RunDir, trial: str, task: str, nodes: list[str]) -> None:
         self._dir, self._trial, self._task, self._nodes = run_dir, trial, task, nodes
         self._interrupts = _Interrupts()
         self._lines: dict[int, _Line] = {}
@@ -244,10 +246,10 @@ class Ranks:
             return
         line.timeout(None)
         line.send(welcome=True)
+        node = self._nodes[rank] = str(hello.get("node"))
         with self._changed:
             self._lines[rank] = line
             self._changed.notify_all()
-        node = str(hello.get("node"))
         while (message := line.receive()) is not None:
             if message.get("staged"):
                 with self._changed:

@@ -54,6 +54,7 @@ def follow(
     They end with this process, too. `prepare` has been called.
     """
     vllm = importlib.import_module("vllm")
+    usage = importlib.import_module("vllm.usage.usage_lib").UsageContext
     executors = importlib.import_module("vllm.v1.executor.multiproc_executor")
     chosen = engine_arguments(model, tensor_parallel, max_length, args, lighter) | arguments(across)
     if on_cpu() and chosen["enforce_eager"]:
@@ -61,7 +62,10 @@ def follow(
     executor = None
     try:
         with contextlib.chdir(model.parent):
-            config = vllm.EngineArgs(**chosen).create_engine_config(headless=True)
+            # Defaults differ between uses, and all processes of an engine must have the same.
+            config = vllm.EngineArgs(**chosen).create_engine_config(
+                usage_context=usage.LLM_CLASS, headless=True
+            )
             executor = executors.MultiprocExecutor(config, monitor_workers=False)
         executor.start_worker_monitor(inline=True)
     except Exception as error:
