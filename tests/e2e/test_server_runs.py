@@ -17,8 +17,8 @@ from tests.runs import Workspace, processes, results, scores, times_answered, un
 from tests.tiny import tiny_model
 
 DATASETS = ("tiny_choice", "tiny_sums", "tiny_cloze", "tiny_talk", "tiny_prose")
-KILLS = 20 if LONG else 5
-"""In each run."""
+KILLS = 2
+"""In each run. An item that meets three deaths is given up, whoever brought them about."""
 
 
 def engine(seconds: float, **args: object) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def _await_more(run: Path, than: int, supervisor: subprocess.Popen[str]) -> None
     until(lambda: answered(run) > than or supervisor.poll() is not None, "an answer", run)
 
 
-@pytest.mark.parametrize("seed", range(4 if LONG else 1))
+@pytest.mark.parametrize("seed", range(10 if LONG else 1))
 def test_deaths_of_servers_and_trials_change_no_score(
     user: Workspace, expected: dict[str, object], seed: int
 ) -> None:
@@ -69,7 +69,7 @@ def test_deaths_of_servers_and_trials_change_no_score(
         before = answered(run) + 1
     out, err = supervisor.communicate()
     assert supervisor.returncode == 0, err
-    assert killed >= KILLS // 2, out
+    assert killed, out
     assert scores(run) == expected
     assert set(times_answered(run).values()) == {1}
     until(lambda: not processes(completions.__file__), "no server")
