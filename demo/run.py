@@ -2,7 +2,8 @@
 
 The training loop is in `train.py`, the text in `corpus.py`. At each save this file does what a
 training loop on a cluster would do: it calls `coordinate-eval run CHECKPOINT`, and later reads
-`results.json`. The table at the end shows what was learned when, and what asking cost.
+`results.json`. The tables at the end show what was learned when, what asking cost, and what
+has changed from the last checkpoint but one to the last.
 
     python demo/run.py              this machine
     python demo/run.py --slurm      submits each run to Slurm and trains on meanwhile
@@ -105,6 +106,10 @@ class Coordinator:
             *self._options,
         )
         return evaluation
+
+    def compare(self, before: Evaluation, after: Evaluation) -> None:
+        """Show what has changed between two checkpoints by more than chance."""
+        self._run("compare", str(before.run_dir), str(after.run_dir))
 
     def wait(self, evaluation: Evaluation) -> None:
         """Return when no job of a submitted run is left."""
@@ -220,6 +225,8 @@ def main() -> int:
             coordinator.wait(evaluation)
     _console.print(table(evaluations))
     wrong = complaints(evaluations)
+    if not wrong:
+        coordinator.compare(*evaluations[-2:])
     for complaint in wrong:
         _console.print(complaint, style="red", markup=False, soft_wrap=True)
     return 1 if wrong else 0
