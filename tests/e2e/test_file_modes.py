@@ -108,10 +108,12 @@ def test_a_run_writes_what_the_page_says(tmp_path: Path) -> None:
                                                   "after_run.json", "jobs/",
                                                   "jobs/<job>.json", "incidents/",
                                                   "incidents/<job>.json",
-                                                  "reviewed.json")}  # fmt: skip
+                                                  "reviewed.json",
+                                                  "handed-over.json")}  # fmt: skip
     # Other runs share no scheduler with it.
     rare |= {row for row in known if "/.nodes-" in row}
     rare |= {row for row in known if "/.doctor-" in row or "/.removed-" in row}  # other commands
+    rare |= {row for row in known if "/.spool-" in row}  # it was submitted from here
     rare |= {row for row in known if "/.refused-" in row or row.endswith("/watch.log")}
     rare |= {row for row in known if "engines-" in row}  # the simulated engine compiles nothing
     rare |= {row for row in known if "avoided-nodes-" in row}  # its node is not broken
