@@ -109,6 +109,7 @@ def test_a_run_writes_what_the_page_says(tmp_path: Path) -> None:
                                                   "jobs/<job>.json", "incidents/",
                                                   "incidents/<job>.json",
                                                   "reviewed.json",
+                                                  "ranks/", "ranks/<trial>.json",
                                                   "handed-over.json")}  # fmt: skip
     # Other runs share no scheduler with it.
     rare |= {row for row in known if "/.nodes-" in row}

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.scoring import make_scorable, start_scorer, wait_for
@@ -25,7 +26,7 @@ from coordinate_eval.records import DatasetItems, DatasetRequests, ItemScores
 
 pytest.importorskip("lm_eval")
 
-from coordinate_eval.evaluators.harness.item_scores import clusters_of
+from coordinate_eval.evaluators.harness.item_scores import ItemBook, clusters_of
 
 TASKS = Path(__file__).parents[1] / "fixtures" / "tasks"
 
@@ -111,6 +112,18 @@ def test_runs_that_asked_differently_are_refused_unless_told_otherwise(
     told = json.loads(call("a", str(other), "--anyway", "--json").stdout)["datasets"][0]
     assert (told["name"], told["verdict"], told["low"]) == ("tiny_sums", "", None)
     assert "items of task tiny_sums are not the same" in told["why_not"]
+    # A score of other items than the other run's is no ground for a verdict.
+    kept = json.loads((home / "b" / "items" / "tiny_sums.json").read_text())
+    for table in kept["tables"]:
+        table["metrics"] = {name: [None, *values[1:]] for name, values in table["metrics"].items()}
+    path.write_text(json.dumps(kept))
+    told = json.loads(call("a", str(other), "--anyway", "--json").stdout)["datasets"][0]
+    assert (told["verdict"], told["why_not"]) == ("", "1 item with a value in one run only")
+    for table in kept["tables"]:
+        table["metrics"] = {"another": table["items"]}
+    path.write_text(json.dumps(kept))
+    told = json.loads(call("a", str(other), "--anyway", "--json").stdout)["datasets"][0]
+    assert "no scores of items in both runs" in told["why_not"]
     path.unlink()
     told = json.loads(call("a", str(other), "--anyway", "--json").stdout)["datasets"][0]
     assert "coordinate-eval rescore" in told["why_not"]
@@ -181,6 +194,16 @@ def test_translations_are_clusters_across_tasks_and_running_numbers_join_nothing
     ]
     assert clusters_of({"de": german, "fr": other}) == {}
     assert clusters_of({"de": german, "fr": french[:3]}) == {}
+
+
+def test_what_json_cannot_hold_costs_the_scores_of_items_alone() -> None:
+    instance = SimpleNamespace(doc={("a", "key"): 1}, filtered_resps={"none": []})
+    ask = SimpleNamespace(task="t", doc=0, item=0, instance=instance)
+    task = SimpleNamespace(instances=[instance], process_results=lambda doc, found: {"acc": 1.0})
+    book = ItemBook([(ask, [])])  # type: ignore[list-item]
+    with book.noting({"t": task}):
+        assert task.process_results(instance.doc, []) == {"acc": 1.0}
+    assert book.tables({"t": task}, {"t": "t"}) == []
 
 
 def test_a_table_whose_lists_differ_in_length_or_order_is_refused() -> None:

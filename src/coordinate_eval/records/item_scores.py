@@ -25,7 +25,7 @@ class ItemScores(Record):
         description="number of each item's cluster in the dataset; empty where each item is alone",
     )
     metrics: dict[str, Values] = Field(
-        description="metric → value of each item, null where the item has none"
+        max_length=100, description="metric → value of each item, null where the item has none"
     )
 
     @model_validator(mode="after")

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import ConfigDict, Field
 
 from coordinate_eval import _files
+from coordinate_eval._format import plural
 from coordinate_eval.coordinator.comparison.paired import (
     CONFIDENCE,
     Difference,
@@ -344,13 +345,17 @@ def _weighted(
     parts, means, sizes = [], [], []
     for ours, theirs in tables:
         values = [np.array(t.metrics[metric], dtype=float) for t in (ours, theirs)]
-        there = ~np.isnan(values[0]) & ~np.isnan(values[1])
+        there = ~np.isnan(values[0])
+        if alone := int((there != ~np.isnan(values[1])).sum()):
+            return [], f"{plural(alone, 'item')} with a value in one run only"
         if not there.any():
             continue
         clusters = [c for c, is_there in zip(ours.clusters, there, strict=False) if is_there]
         parts.append((values[0][there], values[1][there], clusters))
         means.append([float(np.nanmean(value)) for value in values])
         sizes.append(len(ours.items))
+    if not sizes:
+        return [], "its metric has no value of single items"
     by_items = [size / sum(sizes) for size in sizes]
     equal = [1 / len(sizes)] * len(sizes)
     for weights in (by_items, equal):

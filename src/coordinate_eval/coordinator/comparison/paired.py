@@ -98,7 +98,7 @@ def difference(strata: Sequence[Stratum]) -> Difference:
     residuals = np.array([part[1] for part in parts.values()])
     freedom = max(1, count - len(strata))
     scale = count / freedom
-    agreed = (math.sqrt(squares / differ) if differ else spread) * _typical(strata)
+    agreed = (math.sqrt(squares / differ) if differ else spread or 1.0) * _typical(strata)
     stderr = math.sqrt(scale * float(residuals @ residuals) + agreed**2)
     reach, most = _student(freedom) * stderr, max(1.0, spread)
     low, high = max(-most, value - reach), min(most, value + reach)

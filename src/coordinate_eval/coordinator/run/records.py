@@ -59,6 +59,9 @@ class Planned(Record):
     copy_seconds: float | None = Field(
         default=None, description="expected of a copy of the weights to a node"
     )
+    most_trials: int = Field(
+        default=0, description="of a run that an earlier version has planned: as in round 0"
+    )
     asks: list[str] = Field(default=[], description="datasets whose metric asks questions")
     judged: list[str] = Field(default=[], description="of these, datasets that ask a judge")
     shards: list[Shard] = Field(

@@ -256,7 +256,7 @@ class Revoke:
 
 @dataclass(frozen=True)
 class FindCauses:
-    """FindCauses incidents and write them."""
+    """Find the causes of incidents, and write them."""
 
     incidents: tuple[Incident, ...]
 

@@ -103,8 +103,8 @@ def signs_of_life(run_dir: RunDir, seconds: float = SIGN_SECONDS) -> Iterator[No
 class Supervision:
     """Tells how long no supervisor has looked at its run.
 
-    A supervisor changes its folder at every poll (`run/epochs.py`). Only changes count, timed by
-    this process's own clock, because the clocks of nodes and storage differ.
+    A supervisor changes its folder at every poll (`run/supervision.py`). Only changes count, timed
+    by this process's own clock, because the clocks of nodes and storage differ.
     """
 
     def __init__(self, run_dir: RunDir, patience_seconds: float) -> None:

@@ -30,8 +30,11 @@ MOST_REPLY_BYTES = 4 << 20
 """Longest reply: the scores of a group of a thousand tasks take a tenth of it."""
 
 MOST_LONG_REPLY_BYTES = 256 << 20
-"""Longest reply with questions, with the offsets of what was built, or with the scores of items:
-thirty thousand programs of some kilobytes each."""
+"""Longest reply with questions, or with the offsets of what was built: thirty thousand programs of
+some kilobytes each."""
+
+MOST_ITEMS_BYTES = 32 << 20
+"""Longest reply with the scores of items. As records, they take up to twenty times the bytes."""
 
 MOST_QUESTIONS = 200_000
 """Most questions of one reply. As records, small ones take thirty times the bytes that say them."""
@@ -141,7 +144,7 @@ class Asked(Outcome):
 class Scored(Outcome):
     """Fields of a reply to a command for the scores of items."""
 
-    item_scores: Annotated[list[ItemScores], FailFast()] = Field(default=[])
+    item_scores: Annotated[list[ItemScores], FailFast()] = Field(default=[], max_length=10_000)
 
 
 class Reply(Asked, Seen, Scored):

@@ -14,6 +14,7 @@ from typing import BinaryIO, Self
 
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.evaluators.confined.messages import (
+    MOST_ITEMS_BYTES,
     MOST_LONG_REPLY_BYTES,
     MOST_REPLY_BYTES,
     Command,
@@ -30,7 +31,12 @@ from coordinate_eval.evaluators.sandbox.memory import OverMemory, Watch, members
 MOST_PROCESSES = 128
 """Most processes at once. What many more have in memory takes the kernel minutes to give back."""
 
-_LONG = (Work.QUESTIONS, Work.BUILD, Work.ITEM_SCORES, Work.VERDICTS, Work.SAMPLES)
+_MOST_BYTES = {
+    **dict.fromkeys(
+        (Work.QUESTIONS, Work.BUILD, Work.VERDICTS, Work.SAMPLES), MOST_LONG_REPLY_BYTES
+    ),
+    Work.ITEM_SCORES: MOST_ITEMS_BYTES,
+}
 """Work with long replies."""
 
 LOOK_SECONDS = 0.2
@@ -80,8 +86,7 @@ class Conversation:
             RecordError: the reply is not one.
         """
         numbered = command.model_copy(update={"number": next(self._numbers)})
-        long = command.work in _LONG
-        most = MOST_LONG_REPLY_BYTES if long else MOST_REPLY_BYTES
+        most = _MOST_BYTES.get(command.work, MOST_REPLY_BYTES)
         began = time.monotonic()
         try:
             self._write(numbered.line().encode())

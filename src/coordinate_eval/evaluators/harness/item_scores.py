@@ -7,9 +7,10 @@ harness's. Documents are read before scoring, because a metric may change them.
 import hashlib
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any
 
@@ -22,12 +23,18 @@ from coordinate_eval.records import ItemScores
 LEAST_CHARACTERS = 64
 """Characters of a field that make it a passage, and not a name or a label."""
 
-MOST_VALUES = 5_000_000
-"""Values of a dataset that are noted: 500,000 items for ten metrics. More are not compared."""
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")
+
+MOST_VALUES = 1_500_000
+"""Values of a dataset that are noted: 300,000 items for five metrics. More are not compared."""
 
 
 class ItemBook:
-    """The items of a dataset, and what the harness finds for each."""
+    """The items of a dataset, and what the harness finds for each.
+
+    Whatever a task's documents and metrics are, scoring goes on: where anything fails here, there
+    are no tables.
+    """
 
     def __init__(self, answered: Answered) -> None:
         """Read the documents of the instances that are about to be scored."""
@@ -37,12 +44,15 @@ class ItemBook:
             if ask.doc not in self._items.setdefault(ask.task, {}):
                 self._items[ask.task][ask.doc] = ask.item
                 self._documents.setdefault(ask.task, {})[ask.doc] = ask.instance.doc
-        self._digests = {task: _digest(docs) for task, docs in self._documents.items()}
-        self._clusters = clusters_of(
-            {task: [docs[n] for n in sorted(docs)] for task, docs in self._documents.items()}
-        )
+        self._digests: dict[str, str] = {}
+        self._clusters: dict[str, list[int]] = {}
+        with suppress(Exception):
+            self._clusters = clusters_of(
+                {task: [docs[n] for n in sorted(docs)] for task, docs in self._documents.items()}
+            )
+            self._digests = {task: _digest(docs) for task, docs in self._documents.items()}
         self._documents.clear()
-        self._found: dict[str, list[dict[str, Any]]] = {}
+        self._found: dict[str, list[Mapping[str, Any]]] = {}
 
     @contextmanager
     def noting(self, tasks: Mapping[str, Any]) -> Iterator[None]:
@@ -55,7 +65,7 @@ class ItemBook:
 
         def noted(*args: Any, **more: Any) -> Any:  # noqa: ANN401  as the harness's own
             metrics = process(*args, **more)
-            found.append(dict(metrics))
+            found.append(metrics)
             return metrics
 
         return noted
@@ -70,6 +80,11 @@ class ItemBook:
             tasks: those that were scored.
             names: of the tasks in the dataset's results.
         """
+        with suppress(Exception):
+            return self._tables(tasks, names)
+        return []
+
+    def _tables(self, tasks: Mapping[str, Any], names: Mapping[str, str]) -> list[ItemScores]:
         tables: list[ItemScores] = []
         for name, task in tasks.items():
             found, items = self._found.get(name, []), self._items.get(name, {})
@@ -140,10 +155,16 @@ def _finite(number: float | None) -> float | None:
     return None if number is None or not math.isfinite(number) else number
 
 
+def _plain(value: object) -> Any:  # noqa: ANN401  what JSON can hold
+    """Return a value as the harness writes it, without its address in memory."""
+    plain = handle_non_serializable(value)
+    return _ADDRESS.sub("", plain) if isinstance(plain, str) else plain
+
+
 def _digest(documents: Mapping[int, Any]) -> str:
     digest = hashlib.sha256()
     for number in sorted(documents):
-        text = json.dumps(documents[number], default=handle_non_serializable, ensure_ascii=False)
+        text = json.dumps(documents[number], default=_plain, ensure_ascii=False)
         digest.update(text.encode("utf-8", "backslashreplace") + b"\n")
     return digest.hexdigest()[:16]
 

@@ -22,7 +22,7 @@ OWN_NAMES = frozenset(
             if isinstance(member, property)
         ),
         *(_RUN.published_folder(ledger, "").name for ledger in LEDGERS),
-        *("claims", "observations", "rounds", "stage"),
+        *("claims", "items", "observations", "ranks", "rounds", "stage"),
     }
 )
 """Names that this program makes in a run directory."""
