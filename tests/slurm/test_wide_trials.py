@@ -98,8 +98,9 @@ def test_one_engine_over_two_nodes_scores_as_on_one(user: Workspace) -> None:
     staged: dict[str, set[str]] = {}
 
     def running() -> bool:
-        for node in ("node2", "node3"):
-            folder = user.memory / f"coordinate-eval-{os.getuid()}" / run.name / node
+        for place, node in enumerate(("node2", "node3")):
+            part = f"{node}-{place}of2"
+            folder = user.memory / f"coordinate-eval-{os.getuid()}" / run.name / part
             if (folder / "manifest.json").exists():
                 staged[node] = {path.name for path in folder.glob("*.safetensors")}
         return any(trial.responses for trial in trials(run)) or (run / "results.json").exists()

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 from tests.decisions import DIR, all_submits, facts, make_run, stage, submits, submitted, tasks
+from tests.incidents import incident, judge, trial
 from tests.plans import CHECKPOINT, costs
 
-from coordinate_eval.clusters.protocol import Busy, Node, State
+from coordinate_eval import _files
+from coordinate_eval.clusters.protocol import Busy, End, Node, State
+from coordinate_eval.coordinator.incidents.incident import keeper_id
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import pipeline
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -26,8 +29,10 @@ from coordinate_eval.coordinator.planning.plan import (
     PlanSuite,
 )
 from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode
 from coordinate_eval.coordinator.supervisor.decide import decide
+from coordinate_eval.coordinator.supervisor.decide_rounds import last_round_recurs
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat, EngineSettings
@@ -184,6 +189,29 @@ def test_each_node_has_a_keeper_and_trials_follow_when_all_have_copied() -> None
     assert (job.name, job.nodes, job.argv[-2:]) == (TRIAL, 2, ("--keeps", "1"))
 
 
+def test_a_keeper_that_dies_without_a_word_is_seen_on_each_node(tmp_path: Path) -> None:
+    made = RunDir(tmp_path)
+    _files.write_record(made.run, WIDE)
+    _files.write_record(made.round(0), ROUND)
+    dead = [
+        task.model_copy(update={"end": End.FAILED})
+        for keeper in KEEPERS
+        for task in tasks(keeper, State.ENDED)
+    ]
+    found = judge(made, dead)
+    assert [(each.job, each.node) for each in found] == [
+        (keeper_id(0, "n1"), "n1"), (keeper_id(0, "n2"), "n2"),
+    ]  # fmt: skip
+
+
+def test_keepers_that_a_trial_followed_do_not_tell_of_its_round() -> None:
+    keeper = incident(keeper_id(0, "n2"), "n2", reason="Permission Error")
+    last = ROUND, [trial("n1-0", "n1", others=["n2"])]
+    found = last_round_recurs(facts(last=last, incidents=[incident("n1-0"), keeper]))
+    assert found is not None
+    assert found.last.reason == "Import Error"
+
+
 @pytest.mark.parametrize(
     ("layers", "stages", "counts"),
     [
@@ -259,6 +287,18 @@ def test_a_node_copies_its_part_alone_and_an_index_of_it(tmp_path: Path) -> None
         assert not any(path.is_symlink() for path in there.values())
         index = json.loads((weights.folder / "model.safetensors.index.json").read_text())
         assert set(index["weight_map"].values()) == set(there)
+        assert weights.ready(found.identity)
+        first = StagedWeights(str(tmp_path), "run", "n2", (0, 2))
+        assert not first.ready(found.identity), "at another place, other layers are needed"
+        with first.hold():
+            assert first.copy(found)
+            assert (first.folder / "l0.safetensors").exists()
+            assert weights.ready(found.identity)
+        # A keeper there removes what a killed trial at another place left.
+        left = first.folder
+        left.mkdir()
+        (left.parent / f"{left.name}.lock").touch()
+        assert weights.remove_abandoned() == [left]
         assert weights.ready(found.identity)
     with weights.hold():
         assert weights.copy(found, most_bytes=100.0)

@@ -108,9 +108,10 @@ def dead_keepers(
 ) -> Iterator[Incident]:
     """Yield the keepers that died before they wrote a word, such as in a container that fails."""
     names = {
-        jobs.keeper_name(run, round_.number, node.name): (round_.number, node.name)
+        jobs.keeper_name(run, round_.number, name): (round_.number, name)
         for round_ in read_rounds(run_dir)
         for node in round_.nodes
+        for name in node.names
     }
     for task in tasks:
         if task.name not in names or task.state is not State.ENDED or task.end not in _DEATHS:

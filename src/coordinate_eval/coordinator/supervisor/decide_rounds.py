@@ -319,7 +319,7 @@ def _latest(facts: Facts) -> Sequence[Incident]:
     if facts.last is None:
         return []
     round_, trials = facts.last
-    tried = {trial.node for trial in trials}
+    tried = {name for trial in trials for name in (trial.node, *trial.others)}
     return [
         each
         for each in of_engines(facts.incidents)

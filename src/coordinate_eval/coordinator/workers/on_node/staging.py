@@ -1,7 +1,8 @@
 """The weights in a node's memory: copied once, used by all trials, removed by the last of them.
 
 They lie in `<root>/coordinate-eval-<uid>/<run>/<node>/`, with a manifest written last. Every
-process that copies or uses them holds that folder (see `node_memory`).
+process that copies or uses them holds that folder (see `node_memory`). Where nodes share an engine,
+the folder has the node's place among them in its name: at another place, other layers are needed.
 
 So a killed keeper leaves its weights to the trials, and the last trial removes them. If the last
 trial is killed as well, the node is swept at the end of the run. After a crash of the node, the
@@ -60,10 +61,11 @@ class StagedWeights:
     """
 
     def __init__(self, root: str, run_id: str, node: str, part: tuple[int, int] = (0, 1)) -> None:
-        self._part = part
+        self._part = place, count = part
+        name = node if count == 1 else f"{node}-{place}of{count}"
         self.user_folder = node_memory.user_folder(root)
-        self.folder = self.user_folder / run_id / node
-        self._lock_path = self.user_folder / run_id / f"{node}.lock"
+        self.folder = self.user_folder / run_id / name
+        self._lock_path = self.user_folder / run_id / f"{name}.lock"
         self._lock: int | None = None
         self.copy_seconds: float | None = None
         """Seconds of the copy that this process made; None if it made none."""
