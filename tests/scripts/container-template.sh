@@ -22,7 +22,7 @@ export COORDINATE_EVAL_INDEX="${SLURM_ARRAY_TASK_ID:-0}"
 task="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 export COORDINATE_EVAL_TASK="$task.${SLURM_RESTART_COUNT:-0}"
 export COORDINATE_EVAL_NODE="$SLURMD_NODENAME"
-# In a container, it may be a pipe.
+# In a container, or below srun, it may be a pipe.
 export COORDINATE_EVAL_LOG="$(readlink "/proc/$$/fd/2")"
 # In a container, it may be another one.
 export COORDINATE_EVAL_ON_NODE="$(stat -Lc %d:%i -- /dev/shm)"
