@@ -115,6 +115,20 @@ def test_a_request_becomes_the_run_that_was_asked_for(
     assert not list(site.runs.glob(".spool-*/*"))
 
 
+def test_a_request_from_a_container_has_the_submitters_container(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.saves()
+    monkeypatch.setenv("COORDINATE_EVAL_CONTAINER_RUNTIME", "podman")
+    monkeypatch.setenv("COORDINATE_EVAL_CONTAINER_IMAGE", "theirs")
+    monkeypatch.setenv("COORDINATE_EVAL_CONTAINER_IMAGES", '{"metric": "small"}')
+    (row,) = site.requests()
+    assert (row["state"], row["error"]) == ("submitted", None)
+    container = site.run()["settings"]["container"]
+    assert (container["runtime"], container["image"]) == ("podman", "theirs")
+    assert container["images"] == {"metric": "small"}
+
+
 def test_a_command_says_which_of_the_two_it_did(site: Site) -> None:
     requested = site.saves()
     assert requested.exit_code == 4
@@ -174,7 +188,7 @@ def test_what_is_refused_blocks_no_other_and_is_not_tried_for_ever(
     (left,) = site.waiting()
     assert left.state == f"given up after {MOST_REFUSALS} refusals"
     assert "no such partition" in left.words()
-    os.utime(left.path, (time.time(), time.time()))  # asked for again
+    site.saves("--partition=bad")  # asked for again
     site.watches()
     assert len(tries) == MOST_REFUSALS + 1
 

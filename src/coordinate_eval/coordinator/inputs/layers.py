@@ -245,8 +245,10 @@ def _with_absolute_paths(settings: Settings) -> Settings:
         absolute["judge"] = judge.model_copy(update={"baseline": baseline})
     chosen = settings.container
     images = {kind: _absolute_image(image) for kind, image in chosen.images.items()}
-    update = {"image": _absolute_image(chosen.image), "images": images}
-    absolute["container"] = chosen.model_copy(update=update)
+    named = {"image": _absolute_image(chosen.image), "images": images}
+    # What nobody has set stays unset: a request leaves it to who submits it.
+    if update := {name: named[name] for name in chosen.model_fields_set & named.keys()}:
+        absolute["container"] = chosen.model_copy(update=update)
     return settings.model_copy(update=absolute)
 
 

@@ -216,8 +216,10 @@ def put(runs_dir: Path, spooled: Spooled) -> Path:
     path = _own_spool(runs_dir) / f"{stem or 'checkpoint'}-{digest}.json"
     try:
         _files.own_folder(path.parent)
-        if not _files.create(path, text):
+        try:
             os.utime(path)  # whoever asks again has it tried again
+        except FileNotFoundError:
+            _files.create(path, text)
     except OSError as error:
         raise UserError(
             f"nothing is submitted from {os.uname().nodename}, and a request for it cannot be "
