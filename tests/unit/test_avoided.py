@@ -149,6 +149,7 @@ def test_avoided_nodes_count_as_busy() -> None:
     assert [each.name for each in free] == ["n2", "n3"]
     (out,) = busy
     assert (out.name, out.excluded) == ("n1", False)
+    assert (out.gpus, out.gpu_type) == (NODES[0].gpus, NODES[0].gpu_type)
     assert out.why.startswith("avoided until 20")
     assert out.why.endswith(": it hung")
 

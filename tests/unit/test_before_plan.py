@@ -1,17 +1,21 @@
 """A run before it has a plan: its requests are built by jobs, then its supervisor plans, once."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 from tests.decisions import facts, make_run
+from tests.judged_runs import RUBRIC
 from tests.reviewer import NODES, FakeCluster, Reviewer, plan_now
 from tests.run_dirs import unplanned
+from tests.tiny import tiny_model
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Job, TaskStatus
 from coordinate_eval.coordinator.cli.launch import foreground
+from coordinate_eval.coordinator.inputs.settings import JudgeSettings
 from coordinate_eval.coordinator.planning.plan import ChosenNodes
 from coordinate_eval.coordinator.planning.plan_run import nodes_for
 from coordinate_eval.coordinator.prompts.request_cache import link_found
@@ -161,6 +165,62 @@ def test_a_plan_without_what_cannot_be_built(reviewer: Reviewer) -> None:
         assert not results["complete"]
         assert results["missing"]["tiny_code"] == "its task is gone"
         Supervisor(run_dir, reviewer.cluster).begin()
+
+
+def judged_start(reviewer: Reviewer, judge: Path) -> RunDir:
+    """A run that may lack datasets, and whose tiny_code is rated by a checkpoint."""
+    run_dir = reviewer.start()
+    run = read_run(run_dir)
+    link_found(run, run_dir)
+    choice, code = run.suite.datasets
+    suite = run.suite.model_copy(
+        update={"datasets": [choice, code.model_copy(update={"rubric": RUBRIC})]}
+    )
+    settings = run.settings.model_copy(update={"judge": JudgeSettings(checkpoint=str(judge))})
+    run = run.model_copy(update={"strict": False, "suite": suite, "settings": settings})
+    write_run(run_dir, run)
+    return run_dir
+
+
+def test_a_judge_that_fails_once_while_nothing_is_free_is_not_given_up(
+    reviewer: Reviewer, tmp_path: Path
+) -> None:
+    judge = tmp_path / "chat"
+    run_dir, cluster = judged_start(reviewer, judge), reviewer.cluster
+    cluster.free, cluster.busy = [], [node.busy("4 of 4 GPUs in use") for node in NODES]
+    with pytest.raises(step.NothingFree):
+        plan_now(run_dir, read_run(run_dir), cluster)
+    shutil.copytree(tiny_model(), judge)
+    cluster.free, cluster.busy = NODES, []
+    made = plan_now(run_dir, read_run(run_dir), cluster)
+    assert {shard.dataset for shard in made.shards} == {"tiny_choice", "tiny_code"}
+    assert not run_dir.dataset_error("tiny_code").exists()
+
+
+@pytest.mark.parametrize(
+    ("back", "why"),
+    [
+        (False, "the judge cannot be used: checkpoint"),
+        (True, "planned without this dataset, which could not be used then"),
+    ],
+)
+def test_a_kill_after_a_plan_without_what_a_judge_rates_keeps_the_reason(
+    reviewer: Reviewer, tmp_path: Path, back: bool, why: str
+) -> None:
+    judge = tmp_path / "chat"
+    run_dir, cluster = judged_start(reviewer, judge), reviewer.cluster
+    run = read_run(run_dir)
+    plan_now(run_dir, run, cluster)
+    assert "the judge cannot be used" in run_dir.dataset_error("tiny_code").read_text()
+    run_dir.planned.unlink()  # as if killed before
+    Supervisor(run_dir, cluster).begin()
+    assert not run_dir.dataset_error("tiny_code").exists()
+    if back:
+        shutil.copytree(tiny_model(), judge)
+    made = plan_now(run_dir, read_run(run_dir), cluster)
+    Supervisor(run_dir, cluster).begin()
+    assert {shard.dataset for shard in made.shards} == {"tiny_choice"}
+    assert why in collect_results(run_dir, made)["missing"]["tiny_code"]
 
 
 def test_what_several_datasets_lack_is_said_once(tmp_path: Path) -> None:

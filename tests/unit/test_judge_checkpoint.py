@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.judged_runs import checkpoint_judged
-from tests.plans import offer
+from tests.plans import CHECKPOINT, changed, offer
 from tests.reviewer import NODES
 from tests.runs import Workspace
 from tests.tiny import tiny_model
@@ -21,12 +21,12 @@ from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
     named,
 )
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.judge_plan import plan_judge
+from coordinate_eval.coordinator.planning.judge_plan import judge_of, nodes_of_judge, plan_judge
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.plan import JudgeWork
 from coordinate_eval.coordinator.planning.plan_run import nodes_for, plan_run
-from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.supervisor.placing import write_plan
+from coordinate_eval.coordinator.supervisor.placing.write_plan import NothingFree
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Dataset, EngineSettings, Message, Rubric
 
@@ -202,22 +202,41 @@ def test_a_judge_that_is_gone_when_the_run_is_planned_ends_it_or_leaves_out_what
     tmp_path: Path,
 ) -> None:
     run, there = checkpoint_judged(tmp_path), offer(NODES, metric_cpus=8)
-    run_dir = RunDir(tmp_path / "run")
     shutil.rmtree(tmp_path / "chat")
     why = f"the judge cannot be used: checkpoint {tmp_path / 'chat'} does not exist"
     with pytest.raises(UserError, match=re.escape(why)):
-        write_plan._with_judging(run_dir, run, there, {})
+        write_plan._with_judging(run, there, {})
     lenient = run.model_copy(update={"strict": False})
     with pytest.raises(UserError, match=re.escape(why)):  # nothing else is to be run
-        write_plan._with_judging(run_dir, lenient, there, {})
+        write_plan._with_judging(lenient, there, {})
     datasets = [*run.suite.datasets, Dataset(name="plain", task="plain", items=9)]
     suite = run.suite.model_copy(update={"datasets": datasets})
-    left, judging = write_plan._with_judging(
-        run_dir, lenient.model_copy(update={"suite": suite}), there, {}
+    left, judging, said = write_plan._with_judging(
+        lenient.model_copy(update={"suite": suite}), there, {}
     )
     assert ([dataset.name for dataset in left.suite.datasets], judging) == (["plain"], None)
-    for dataset in run.suite.datasets:
-        assert why in run_dir.dataset_error(dataset.name).read_text()
+    assert said.startswith(why)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_large_judge_waits_for_nodes_that_are_promised_to_another_run(
+    tmp_path: Path, strict: bool
+) -> None:
+    """Where only nodes without their GPUs are listed, the run waits: it neither ends nor loses a
+    dataset."""
+    run = checkpoint_judged(tmp_path).model_copy(update={"strict": strict})
+    judge = judge_of(run)
+    large = replace(judge, checkpoint=changed(CHECKPOINT, bytes=14 * 10**10, parameters=7 * 10**10))
+    promised = [node.busy("promised to your run other") for node in NODES]
+    chosen = nodes_of_judge(large, offer([], promised))
+    assert (chosen.gpus_per_trial, chosen.nodes[0].gpu_type) == (2, "h200")
+    larger = replace(large, checkpoint=changed(CHECKPOINT, bytes=10**14, parameters=5 * 10**13))
+    with pytest.raises(UserError, match="GiB"):
+        nodes_of_judge(larger, offer(NODES))
+    config = json.loads((tmp_path / "chat" / "config.json").read_text())
+    (tmp_path / "chat" / "config.json").write_text(json.dumps(config | {"head_dim": 10**7}))
+    with pytest.raises(NothingFree, match="no place for the judge"):
+        write_plan._with_judging(run, offer([], [Busy(name="n1", why="in use")]), {})
 
 
 def test_a_judge_for_which_no_node_has_room_now_is_planned_all_the_same(tmp_path: Path) -> None:

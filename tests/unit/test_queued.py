@@ -8,8 +8,8 @@ from typing import NoReturn
 import pytest
 from tests.decisions import DIR, facts, make_run, submits, submitted, tasks
 from tests.plan_examples import planned
-from tests.plans import changed
-from tests.reviewer import FakeCluster, Reviewer, plan_now
+from tests.plans import CHECKPOINT, changed
+from tests.reviewer import NODES, FakeCluster, Reviewer, plan_now
 from tests.tiny import tiny_model
 
 from coordinate_eval.clusters.protocol import Busy, Hold, Node, State, Waits
@@ -120,6 +120,22 @@ def test_a_run_that_begins_on_a_few_free_gpus_may_grow_to_what_it_would_queue_fo
     assert trials == free
     assert round_.most_trials == most
     assert gather_facts(run_dir, made, [], 0.0, {}).most_trials == max(trials, most)
+
+
+def test_a_queued_model_waits_while_the_gpus_of_the_nodes_in_use_are_not_known(
+    reviewer: Reviewer,
+) -> None:
+    reviewer.settings = reviewer.settings.model_copy(update={"queue": True})
+    run_dir = reviewer.start()
+    run, cluster = read_run(run_dir), reviewer.cluster
+    link_found(run, run_dir)
+    large = changed(CHECKPOINT, bytes=14 * 10**10, parameters=7 * 10**10)
+    run = run.model_copy(update={"checkpoint": large})
+    cluster.free, cluster.busy = [], [Busy(name="n1", why="in use")]
+    with pytest.raises(NothingFree):
+        plan_now(run_dir, run, cluster)
+    cluster.busy = [node.busy("promised to your run other") for node in NODES]
+    assert plan_now(run_dir, run, cluster).tensor_parallel == 2
 
 
 @pytest.mark.parametrize("changes", [{"nodes": "n1"}, {"queue": False}])

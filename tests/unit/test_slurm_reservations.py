@@ -165,6 +165,7 @@ def test_before_a_reservation_begins_no_node_is_free(scontrol: Path) -> None:
     assert not nodes
     whys = {node.name: node.why for node in busy}
     assert whys["a1"] == f"reservation night begins at {clock(begin)}"
+    assert {node.name: node.gpus for node in busy}["a1"] > 0  # what it will have is known
     assert not busy[0].excluded
 
 

@@ -65,6 +65,11 @@ class Node(Record):
             cpus = max(cpus, math.ceil(memory_gib / self.gib_per_cpu))
         return math.ceil(cpus / self.cpus_per_core) * self.cpus_per_core
 
+    def busy(self, why: str) -> "Busy":
+        """Return this node as one that cannot take a trial now, with the GPUs that it has."""
+        known = self.model_dump(include={"name", "gpus", "gpu_type", "gpu_memory_gib"})
+        return Busy(why=why, **known)
+
 
 LEAST_BEFORE_WINDOW_MINUTES = 10
 """Less time than this before a window is not used: jobs wait until it is over."""

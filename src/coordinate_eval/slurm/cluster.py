@@ -171,7 +171,7 @@ class SlurmCluster:
         free, busy = read_nodes(answer, wanted)
         self._partitions_of = read_places(answer)
         if why := self._none_starts(partitions, reservation):
-            return [], [*(Busy(name=node.name, why=why) for node in free), *busy]
+            return [], [*(node.busy(why) for node in free), *busy]
         return free, busy
 
     def _show_nodes(self) -> Sequence[Fields]:

@@ -77,6 +77,10 @@ def _tokens(questions: Mapping[str, int], each: Mapping[str, PerQuestion]) -> fl
     return sum(count * each[name].tokens for name, count in questions.items())
 
 
+class JudgeUnusable(UserError):
+    """The checkpoint that judges cannot be used, whatever the cluster has."""
+
+
 def plan_judge(run: Run, offer: Offer, built: Mapping[str, DatasetRequests]) -> Judging | None:
     """Return what the judge of a run will take; None if there is none.
 
@@ -86,7 +90,8 @@ def plan_judge(run: Run, offer: Offer, built: Mapping[str, DatasetRequests]) -> 
         built: the indexes of the built requests.
 
     Raises:
-        UserError: The judge fits on no GPU of the cluster, or its checkpoint cannot be used.
+        JudgeUnusable: Its checkpoint cannot be used.
+        UserError: The judge fits on no GPU that the cluster has now.
     """
     settings = run.settings.judge
     questions = {
@@ -120,10 +125,13 @@ def judge_of(run: Run) -> Demand:
     """Return the checkpoint that judges a run, with the settings of its engine.
 
     Raises:
-        UserError: The checkpoint cannot be used.
+        JudgeUnusable: The checkpoint cannot be used.
     """
-    checkpoint = checkpoints.inspect(Path(run.settings.judge.checkpoint or ""))
-    return Demand(checkpoint, settings_of_judge(run.settings), context_of(checkpoint), [])
+    try:
+        checkpoint = checkpoints.inspect(Path(run.settings.judge.checkpoint or ""))
+        return Demand(checkpoint, settings_of_judge(run.settings), context_of(checkpoint), [])
+    except UserError as error:
+        raise JudgeUnusable(str(error)) from error
 
 
 def nodes_of_judge(judge: Demand, offer: Offer) -> ChosenNodes:

@@ -144,7 +144,7 @@ def without_avoided(
     for shunned in ({**usual, **suspected}, suspected):
         if others - shunned.keys():
             out = [
-                Busy(name=node.name, why=avoided_words(shunned[node.name]))
+                node.busy(avoided_words(shunned[node.name]))
                 for node in nodes
                 if node.name in shunned
             ]

@@ -144,7 +144,7 @@ def beside(
         gpus = node.free_gpus - sum(each.gpus for each in held)
         if held and (gpus <= 0 or any(each.whole for each in held)):
             who = ", ".join(sorted({each.run for each in held}))
-            taken.append(Busy(name=node.name, why=f"promised to your run {who}"))
+            taken.append(node.busy(f"promised to your run {who}"))
             continue
         asked = [job for each in held for job in each.asked]
         update = {

@@ -6,12 +6,12 @@ killed here, and two at the same time, leave one plan with its own round.
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.planning.context import with_context
-from coordinate_eval.coordinator.planning.judge_plan import plan_judge
+from coordinate_eval.coordinator.planning.judge_plan import JudgeUnusable, judge_of, plan_judge
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
@@ -32,7 +32,7 @@ from coordinate_eval.coordinator.run.records import Round, Run, read_run, write_
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.coordinator.supervisor.placing.promises import NoRoom
 from coordinate_eval.errors import PlaceGone, UserError
-from coordinate_eval.records import DatasetRequests
+from coordinate_eval.records import Dataset, DatasetRequests
 
 
 class NothingFree(Exception):
@@ -42,13 +42,15 @@ class NothingFree(Exception):
 def write_plan(run_dir: RunDir, run: Run, cluster: Cluster, now: float, others: OtherRuns) -> Run:
     """Plan a run on the nodes that are free now, and write what follows from the plan.
 
-    Datasets whose requests cannot be built get an error in place of results. `others` are the
-    user's other runs, which leave room for it.
+    Datasets that the plan is made without get an error in place of results: their requests cannot
+    be built, or their judge cannot be used. `others` are the user's other runs, which leave room
+    for it.
 
     Raises:
         NothingFree: No node can be used now.
         NoRoom: The user's other runs or the limits leave no room now.
-        UserError: The plan that the user gave cannot start, or nothing ends by the deadline.
+        UserError: The plan that the user gave cannot start, nothing ends by the deadline, or the
+            judge's checkpoint cannot be used.
     """
     lost = unbuildable(run_dir)
     left = [dataset for dataset in run.suite.datasets if dataset.name not in lost]
@@ -63,10 +65,11 @@ def write_plan(run_dir: RunDir, run: Run, cluster: Cluster, now: float, others: 
     run = run.model_copy(update={"suite": run.suite.model_copy(update={"datasets": left})})
     run = run.model_copy(update={"limits": cluster.limits()})  # they may have changed
     run = with_context(run, built)
+    said = ""
     if not run_dir.plan.exists():
         offer = _offer(run, cluster, now, others)
         reviewed = _files.read_record_if_there(run_dir.reviewed, Plan)
-        run, judging = _with_judging(run_dir, run, offer, built)
+        run, judging, said = _with_judging(run, offer, built)
         part = {dataset.name: built[dataset.name] for dataset in run.suite.datasets}
         kept = _free_or_queued(run, offer, cluster, others, reviewed)
         made = plan_run(run, offer, kept, part, reviewed, judging=judging)
@@ -78,6 +81,7 @@ def write_plan(run_dir: RunDir, run: Run, cluster: Cluster, now: float, others: 
         _files.write_record(run_dir.first_round(made.plan.digest), round_)
         _files.create(run_dir.plan, made.plan.model_dump_json(by_alias=True, indent=1) + "\n")
     plan = _files.read_record(run_dir.plan, Plan)
+    _say_left_out(run_dir, run, left, plan, said)
     planned = with_plan(run, plan, built)
     path = run_dir.first_round(plan.digest)
     round_ = _files.read_record_if_there(path, Round) or first_round(planned, plan, now)
@@ -115,13 +119,16 @@ def _free_or_queued(
         UserError: The reviewed plan cannot start.
     """
     try:
-        chosen = nodes_for(run, offer, reviewed)
-    except UserError as error:
+        try:
+            chosen = nodes_for(run, offer, reviewed)
+        except NoFreeGpu:
+            if reviewed is not None or not may_queue(run, cluster):
+                raise
+            chosen = queued_nodes(run, offer)
+    except UserError as error:  # what is busy or away now says nothing of later
         if reviewed is not None:
             raise
-        if not (isinstance(error, NoFreeGpu) and may_queue(run, cluster)):
-            raise NothingFree(str(error).splitlines()[0]) from error
-        chosen = queued_nodes(run, offer)
+        raise NothingFree(str(error).splitlines()[0]) from error
     kept = chosen._replace(nodes=others.within(chosen.nodes, chosen.gpus_per_trial))
     if reviewed is not None and kept != chosen:
         raise NoRoom("your other runs leave too little of your limits for the reviewed plan")
@@ -149,28 +156,49 @@ def _most_trials(
 
 
 def _with_judging(
-    run_dir: RunDir, run: Run, offer: Offer, built: Mapping[str, DatasetRequests]
-) -> tuple[Run, Judging | None]:
-    """Return the run, and what its judge will take.
+    run: Run, offer: Offer, built: Mapping[str, DatasetRequests]
+) -> tuple[Run, Judging | None, str]:
+    """Return the run, what its judge will take, and why it is without the datasets that it rates.
 
-    Where the judge's checkpoint cannot be used, a run that is not strict is planned without the
-    datasets that it rates, if there are others.
+    Where the judge's checkpoint cannot be used, a run that is not strict is planned without them,
+    if there are others.
 
     Raises:
+        NothingFree: The cluster has no GPUs for the judge now.
         UserError: The checkpoint cannot be used, and no run is planned without it.
     """
     try:
-        return run, plan_judge(run, offer, built)
-    except UserError as error:
+        return run, plan_judge(run, offer, built), ""
+    except JudgeUnusable as error:
         others = [dataset for dataset in run.suite.datasets if dataset.rubric is None]
         said = f"the judge cannot be used: {error}"
         if run.strict or not others:
             raise UserError(said) from error
-        for dataset in run.suite.datasets:
-            if dataset.rubric is not None:
-                _files.write(run_dir.dataset_error(dataset.name), f"{said}\n")
         suite = run.suite.model_copy(update={"datasets": others})
-        return run.model_copy(update={"suite": suite}), None
+        return run.model_copy(update={"suite": suite}), None, said
+    except UserError as error:
+        raise NothingFree(f"no place for the judge: {str(error).splitlines()[0]}") from error
+
+
+def _say_left_out(
+    run_dir: RunDir, run: Run, datasets: Sequence[Dataset], plan: Plan, said: str
+) -> None:
+    """Write an error for each of these datasets that the plan is made without.
+
+    `said` is why the judge could not be used. Where another supervisor made the plan, it is not
+    known, and the judge's checkpoint is looked at again.
+    """
+    planned = {cost.name for cost in plan.datasets}
+    out = [dataset for dataset in datasets if dataset.name not in planned]
+    if not said and any(dataset.rubric is not None for dataset in out):
+        try:
+            judge_of(run)
+        except UserError as error:
+            said = f"the judge cannot be used: {error}"
+    for dataset in out:
+        why = said if dataset.rubric is not None else ""
+        why = why or "the run was planned without this dataset, which could not be used then"
+        _files.write(run_dir.dataset_error(dataset.name), f"{why}\n")
 
 
 def may_queue(run: Run, cluster: Cluster) -> bool:
