@@ -4,7 +4,7 @@ import itertools
 import os
 import shlex
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from coordinate_eval._engines import kind_of
@@ -87,7 +87,7 @@ def container_of(run: Run, run_dir: RunDir, kind: Kind) -> Container | None:
         read += [*run.suite.include_path, *filter(None, [run.folder])]
     if settings.judge.checkpoint and kind == "judge":
         judge = Path(settings.judge.checkpoint)
-        read += [str(judge), *(str(path.resolve()) for path in judge.iterdir())]
+        read += [str(judge), *map(str, judge.iterdir())]
     read += filter(None, [settings.diagnosis.rules, settings.judge.baseline])
     return container(settings, kind, [run_dir.root], read, run_dir.home)
 
@@ -101,7 +101,7 @@ def container(
         settings: which kinds have one.
         kind: of job.
         written: folders that it writes in besides those of the settings.
-        read: files and folders that it reads, if they are there.
+        read: files and folders that it reads, if they are there, and what links lead to.
         home: HOME in it, unless the user has it mounted.
     """
     chosen = settings.container
@@ -115,7 +115,7 @@ def container(
         *itertools.chain.from_iterable(_with_real(path) for path in folders if path),
         *(
             mount.model_copy(update={"read_only": True})
-            for path in sorted({_folder(Path(each)) for each in read if Path(each).exists()})
+            for path in sorted({_folder(at) for each in read for at in _linked(Path(each))})
             for mount in _with_real(path)
         ),
     ]
@@ -143,6 +143,19 @@ def _expanded(mount: Mount) -> Mount:
     return Mount(source=source, target=target, read_only=mount.read_only)
 
 
+def _linked(path: Path) -> Iterator[Path]:
+    """Yield a path that is there and, for a file, each that its links lead to.
+
+    A hub's cache has links in `snapshots` to its `blobs`, and a user may have links to those.
+    """
+    if not path.exists():
+        return
+    yield path
+    while path.is_symlink() and path.is_file():
+        path = path.parent / path.readlink()
+        yield path
+
+
 def _folder(path: Path) -> str:
     """Return the folder to mount for a path: a file that is replaced meanwhile has its folder's."""
     return str(path if path.is_dir() else path.parent)
@@ -151,7 +164,8 @@ def _folder(path: Path) -> str:
 def _with_real(path: str) -> list[Mount]:
     """Return the mounts with which a path leads to the same in a container, links in it or none."""
     real = str(Path(path).resolve())
-    return [Mount(source=real, target=each) for each in dict.fromkeys((real, path))]
+    named = os.path.normpath(path)  # as it is in a container, whose folders are no links
+    return [Mount(source=real, target=each) for each in dict.fromkeys((real, named))]
 
 
 def _needed(mounts: list[Mount]) -> list[Mount]:
