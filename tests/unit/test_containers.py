@@ -124,6 +124,30 @@ def test_any_path_reaches_the_runtime_as_it_is(runtime: str, tmp_path: Path) -> 
         assert "CUDA_VISIBLE_DEVICES=0,1" in words
 
 
+@pytest.mark.parametrize("of_slurm", [True, False])
+def test_podman_has_the_gpus_of_its_task_by_the_numbers_of_the_node(
+    of_slurm: bool, tmp_path: Path
+) -> None:
+    """Another scheduler may give out the GPUs of one job of Slurm, to one task each."""
+    (tmp_path / "podman").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "podman").chmod(0o755)
+    job = trials("podman", folder=str(tmp_path))
+    done = subprocess.run(
+        job.started_by(()) if of_slurm else job.command,
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_JOB_GPUS": "4,5",
+            "CUDA_VISIBLE_DEVICES": "0,1",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    devices = [word for word in done.stdout.split() if word.startswith("--device")]
+    numbers = "54" if of_slurm else "10"
+    assert devices == [f"--device=nvidia.com/gpu={number}" for number in numbers]
+
+
 def test_pyxis_cannot_write_some_paths() -> None:
     mount = Mount(source="/a,b", target="/a,b")
     with pytest.raises(UserError, match=r"cannot mount /a,b.*comma"):
@@ -252,6 +276,39 @@ def test_mounts_lead_to_the_same_place_inside_and_none_is_there_twice(tmp_path: 
         Mount(source=str(real / "runs"), target=str(real / "runs")),
         Mount(source=str(real / "weights"), target=str(real / "weights"), read_only=True),
     ]
+
+
+def test_weights_that_are_links_into_a_hubs_cache_are_mounted_link_by_link(tmp_path: Path) -> None:
+    cache, mine = tmp_path / "hub" / "models--a--b", tmp_path / "mine"
+    snapshot, blobs = cache / "snapshots" / "abc", cache / "blobs"
+    for folder in (snapshot, blobs, mine):
+        folder.mkdir(parents=True)
+    (blobs / "5f2c").touch()
+    (snapshot / "model.safetensors").symlink_to("../../blobs/5f2c")
+    (tmp_path / "scratch").symlink_to(tmp_path / "hub")
+    (mine / "model.safetensors").symlink_to(
+        tmp_path / "scratch" / "models--a--b" / "snapshots" / "abc" / "model.safetensors"
+    )
+
+    def read_only(weights: Path) -> dict[str, str]:
+        checkpoint = changed(
+            RUN.checkpoint, path=str(weights.parent), files=(), weights=(str(weights),)
+        )
+        run = changed(RUN, settings=settings_of(runtime="podman", image="x"), checkpoint=checkpoint)
+        found = containers.container_of(run, RunDir(tmp_path / "run"), "trial")
+        assert found is not None
+        ours = {mount.target for mount in packages()}
+        given = [each for each in found.mounts if each.read_only and each.target not in ours]
+        return {mount.target: mount.source for mount in given}
+
+    own = {str(snapshot): str(snapshot), str(blobs): str(blobs)}
+    assert read_only(snapshot / "model.safetensors") == own
+    linked = tmp_path / "scratch" / "models--a--b"
+    assert read_only(mine / "model.safetensors") == own | {
+        str(mine): str(mine),
+        str(linked / "snapshots" / "abc"): str(snapshot),
+        str(linked / "blobs"): str(blobs),
+    }
 
 
 def test_the_home_is_in_a_container_only_if_it_is_asked_for(

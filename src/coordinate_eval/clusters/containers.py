@@ -56,6 +56,9 @@ _WITH_CDI = (
     'do set -- "--device=nvidia.com/gpu=$gpu" "$@"; done; exec podman run "$@"'
 )
 
+WITHOUT_SLURM = ("env", "--unset=SLURM_STEP_GPUS", "--unset=SLURM_JOB_GPUS")
+"""Launcher of a task whose GPUs another scheduler chose, perhaps of those of a job of Slurm."""
+
 
 class Mount(Record):
     """A file or folder of the node, and its place in the container."""

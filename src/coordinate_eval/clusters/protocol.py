@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, Self
 
 from pydantic import Field
 
-from coordinate_eval.clusters.containers import Container, contained
+from coordinate_eval.clusters.containers import WITHOUT_SLURM, Container, contained
 from coordinate_eval.records import Record
 
 INDEX_VARIABLE = "COORDINATE_EVAL_INDEX"
@@ -194,12 +194,12 @@ class Job(Record):
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Return what the node starts for a task: `argv`, in its container if it has one.
+        """Return what a node without Slurm starts for a task: `argv`, in its container if any.
 
         Raises:
             UserError: the container's runtime cannot express a path.
         """
-        return self.started_by(())
+        return self.started_by(WITHOUT_SLURM if self.container else ())
 
     def started_by(self, launcher: tuple[str, ...]) -> tuple[str, ...]:
         """Return `command` where this launcher starts a process on each node of a task."""
