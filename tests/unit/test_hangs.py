@@ -223,6 +223,9 @@ def test_how_long_silence_may_last() -> None:
     assert allowed(progress(ready=None), "a", a=1e6) == 1e6
     slow = make_run(engine_start_seconds=1000.0, copy_seconds=500.0)
     assert silence_seconds(slow, progress("starting"), [], {}) == 2 * FACTOR * 1500
+    engine = {"name": "server", "args": {"base_url": "http://h/v1", "start_minutes": 90}}
+    server = make_run(settings=Settings.model_validate({"engine": engine}))
+    assert silence_seconds(server, progress("starting"), [], {}) == 90 * 60 + LEAST
 
 
 def test_an_answer_is_due_after_the_longest_that_may_be() -> None:

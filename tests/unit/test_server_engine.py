@@ -324,6 +324,42 @@ def test_a_command_that_never_listens_is_given_up_with_its_last_words(
     assert not processes("sleep", "1000.7")
 
 
+LISTENS = (
+    "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); "
+    "print('loading', flush=True); "
+)
+
+
+def test_a_command_that_listens_and_never_answers_is_given_up(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "START_MINUTES", 0.03)
+    command = shlex.join([sys.executable, "-c", LISTENS + "time.sleep(1000.8)", "{port}"])
+    with pytest.raises(EngineError, match=r"has not answered at .* within"):
+        by_command(model, f"{command} {{model}}")
+    assert not processes("1000.8", str(model))
+
+
+def test_a_command_that_ends_before_it_answers_says_why_while_its_port_is_open(
+    model: Path,
+) -> None:
+    """What it has started holds the connection."""
+    ends = "s.accept(); s.set_inheritable(True); "
+    ends += "import os; os.fork() or time.sleep(1000.9); sys.exit(3)"
+    command = shlex.join([sys.executable, "-c", LISTENS + ends, "{port}"])
+    with pytest.raises(EngineError, match=r"exit status 3.*loading"):
+        by_command(model, f"{command} {{model}}")
+    assert not processes("1000.9", str(model))
+
+
+def test_a_server_of_others_that_never_answers_is_given_up(model: Path) -> None:
+    with (
+        Judge(lambda body, number: Reply(when=lambda: False)) as server,
+        pytest.raises(EngineError, match="does not answer: it accepts requests and says nothing"),
+    ):
+        at(model, server)
+
+
 def test_a_server_that_dies_ends_the_engine_and_leaves_the_answers_before(model: Path) -> None:
     engine = by_command(model, concurrency=4)
     found: list[Response] = []

@@ -60,6 +60,9 @@ def silence_seconds(
     start = STARTING_TIMES * max(
         least, HANG_FACTOR * (run.engine_start_seconds + (run.copy_seconds or 0.0))
     )
+    # A server that starts for too long says so itself.
+    own_minutes = float(run.settings.engine.args.get("start_minutes", 0))
+    start = max(start, least + 60 * own_minutes)
     if progress is None or progress.state in ("staging", "starting"):
         return start
     answer = max(least, max((due.get(name, 0.0) for name in held), default=0.0))

@@ -19,7 +19,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -345,18 +345,16 @@ class ServerEngine:
             seconds = LONG_PATIENCE_SECONDS
         end = time.monotonic() + seconds
         while True:
-            self._check_runs()
             try:
-                name = await _find_model(self._server, self._max_length, of_others=not self._port)
-                self._server.model = name or str(self._model)
-                await self._find_prompts()
-                break
+                await self._within(end, self._find_all())
+                return
             except TryAgain as failure:
-                if self._process is None and time.monotonic() > end:
+                over = time.monotonic() + LOOK_SECONDS >= end
+                if over and self._process is None:
                     raise EngineError(
                         f"the server at {self._where} does not answer: {failure}"
                     ) from None
-                if self._process is not None and time.monotonic() > end:
+                if over and self._process is not None:
                     raise EngineError(
                         f"the server's command has not answered at {self._where} within "
                         f"{seconds:g} s ({failure}): does it listen on {{port}} of this machine? "
@@ -366,6 +364,29 @@ class ServerEngine:
             except ServerRefuses as error:
                 raise UserError(str(error)) from error
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def _within(self, end: float, questions: Coroutine[Any, Any, None]) -> None:
+        """Ask, while the server has not ended and there is time.
+
+        Raises:
+            TryAgain: there was no answer in time: some listen long before they answer.
+        """
+        asking = asyncio.create_task(questions)
+        try:
+            while not asking.done():
+                self._check_runs()
+                if (left := end - time.monotonic()) <= 0:
+                    raise TryAgain("it accepts requests and says nothing")
+                await asyncio.wait([asking], timeout=min(left, LOOK_SECONDS))
+            await asking
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def _find_all(self) -> None:
+        name = await _find_model(self._server, self._max_length, of_others=not self._port)
+        self._server.model = name or str(self._model)
+        await self._find_prompts()
         if self._port is not None and self._port.is_foreign:
             raise EngineError(f"another user's server answers at {self._where}")
         await self._find_scoring()
