@@ -46,7 +46,7 @@ set -- \
   --ntasks-per-node=1 \
   --cpus-per-task=32 \
   --kill-on-bad-exit=1 \
-  --wait=30 \
+  --wait=300 \
   --mpi=none \
   --input=none \
   /opt/venv/bin/coordinate-eval \

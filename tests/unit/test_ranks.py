@@ -1,6 +1,7 @@
 """The processes of a trial on several nodes: each ends when another does, and nobody else joins."""
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -12,29 +13,55 @@ from tests.runs import until
 from coordinate_eval.coordinator.run.paths import RunDir
 
 STAND_IN = """
-import signal, sys, time
+import sys, threading
 from pathlib import Path
+from coordinate_eval.coordinator.incidents.causes import Failure
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.workers.ranks import Finished, RankLost, Ranks
+from coordinate_eval.coordinator.workers.signals import StopRequested, stop_on_signals
 
+def hear_the_last():
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and thread.name != "followers":
+            thread.join()
+
+def tell(lost):
+    print("told of", lost.node, flush=True)
+    told.set()
+
+told = threading.Event()
+if sys.argv[2] != "0":
+    told.set()
+stop_on_signals()
 root, rank, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(",")
 with Ranks(RunDir(root), "t", "7.0", names) as ranks:
     try:
         if rank == 0:
-            ranks.lead()
+            ranks.lead(tell)
             print(ranks.begin([2, 1], args={"a": 1}), flush=True)
         else:
             ranks.join(rank, names[rank])
             print(*ranks.wait_to_begin(rank), flush=True)
         for line in sys.stdin:  # what an engine waits for comes from the others
             if line == "fail\\n":
-                ranks.fail("GPU 3 is broken", "node")
+                ranks.fail("GPU 3 is broken", Failure("node", in_doubt=True))
             if line == "end\\n":
                 ranks.end()
             sys.exit()
+    except StopRequested:
+        print("stopping", flush=True)
+        if rank:
+            ranks.stop()
+        elif sys.stdin.readline() == "hear\\n":
+            hear_the_last()
+        ranks.end()
+        print("stopped", flush=True)
     except RankLost as lost:
-        print(lost.node, lost.cause, lost, flush=True)
+        told.wait(60)
+        print(lost.node, *lost.why, lost, flush=True)
     except Finished:
+        ranks.over()
+        hear_the_last()
         print("finished", flush=True)
 """
 
@@ -75,24 +102,44 @@ Pair = tuple[subprocess.Popen[str], subprocess.Popen[str]]
 def test_a_leader_learns_that_a_follower_was_killed(pair: Pair) -> None:
     leader, follower = pair
     follower.kill()
-    assert line(leader) == "n2 node the part of the engine on n2 has ended without a word\n"
+    assert line(leader) == "told of n2\n", "while the engine is closed"
+    assert line(leader) == "n2 node True the part of the engine on n2 has ended without a word\n"
     assert leader.wait(60) == 0
 
 
 def test_a_follower_ends_with_a_leader_that_was_killed(pair: Pair) -> None:
     leader, follower = pair
     leader.kill()
-    assert line(follower).startswith("n1 node the part of the engine on n1 has ended")
+    assert line(follower).startswith("n1 node True the part of the engine on n1 has ended")
     assert follower.wait(60) == 0
 
 
 def test_a_follower_says_why_it_fails(pair: Pair) -> None:
     leader, follower = pair
     say(follower, "fail")
-    assert line(leader) == "n2 node the part of the engine on n2 failed: GPU 3 is broken\n"
+    assert line(leader) == "told of n2\n"
+    assert line(leader) == "n2 node True the part of the engine on n2 failed: GPU 3 is broken\n"
 
 
-def test_a_leader_that_is_done_lets_its_followers_end(pair: Pair) -> None:
+def test_a_leader_that_stops_blames_no_follower_that_stops_first(pair: Pair) -> None:
+    leader, follower = pair
+    leader.send_signal(signal.SIGTERM)
+    assert line(leader) == "stopping\n"
+    follower.kill()
+    say(leader, "hear")
+    assert line(leader) == "stopped\n"
+    assert leader.wait(60) == 0
+
+
+def test_a_leader_stops_with_a_follower_that_was_asked_to_stop(pair: Pair) -> None:
+    leader, follower = pair
+    follower.send_signal(signal.SIGTERM)
+    assert line(leader) == "stopping\n", "and no word of a lost one"
+    say(leader, "end")
+    assert leader.wait(60) == follower.wait(60) == 0
+
+
+def test_a_leader_that_is_done_lets_its_followers_end_in_their_time(pair: Pair) -> None:
     leader, follower = pair
     say(leader, "end")
     assert line(follower) == "finished\n"

@@ -33,8 +33,10 @@ it."""
 
 _MOST_RESTARTS = 5
 
-_LEFT_SECONDS = 30
+_LEFT_SECONDS = 300
 """Time that the processes of a task on several nodes get to end when the first of them has ended.
+
+They keep what was compiled, and remove weights. An engine whose other part is gone ends itself.
 """
 
 

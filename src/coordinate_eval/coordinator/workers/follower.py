@@ -60,24 +60,29 @@ def run_follower(
     with weights.hold(), Ranks(run_dir, trial, own_task(), nodes) as ranks:
         try:
             ranks.join(rank, node)
-            with compiled_files(run, config, lambda: False, part), contextlib.suppress(Finished):
-                engines.prepare(settings.engine.name, run.gpus_per_trial, settings.trial.cpus)
-                arrival.wait(weights)
-                across, more = ranks.wait_to_begin(rank)
-                engines.by_name(settings.engine.name).follow(
-                    weights.link(),
-                    tensor_parallel=run.tensor_parallel,
-                    max_length=run.engine_context,
-                    args=more["args"],
-                    lighter=more["lighter"],
-                    across=across,
-                )
-        except (Finished, StopRequested):
+            with compiled_files(run, config, lambda: False, part):
+                with contextlib.suppress(Finished):
+                    engines.prepare(settings.engine.name, run.gpus_per_trial, settings.trial.cpus)
+                    arrival.wait(weights)
+                    across, more = ranks.wait_to_begin(rank)
+                    engines.by_name(settings.engine.name).follow(
+                        weights.link(),
+                        tensor_parallel=run.tensor_parallel,
+                        max_length=run.engine_context,
+                        args=more["args"],
+                        lighter=more["lighter"],
+                        across=across,
+                    )
+                ranks.over()  # compiled files are kept after it
+        except Finished:
+            return 0
+        except StopRequested:
+            ranks.stop()
             return 0
         except RankLost as lost:
             print(lost, flush=True)
             return 1
         except Exception as error:
-            ranks.fail(str(error), errors.why(error, engine_started=True).cause)
+            ranks.fail(str(error), errors.why(error, engine_started=True))
             raise
     return 0

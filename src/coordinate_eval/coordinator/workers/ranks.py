@@ -19,14 +19,19 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, Self
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.incidents.causes import Failure
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import TrialError, TrialProgress
-from coordinate_eval.coordinator.workers.signals import ignore_signals
+from coordinate_eval.coordinator.run.records import TrialProgress
+from coordinate_eval.coordinator.workers.signals import (
+    StopRequested,
+    ignore_signals,
+    is_ending,
+)
 from coordinate_eval.evaluators.engines.base import Across
 from coordinate_eval.records import Record
 
@@ -68,12 +73,12 @@ class RankLost(BaseException):
     Args:
         node: that it was on.
         said: what it said last, if anything.
-        cause: why it failed, as far as it could say.
+        why: why it failed, as far as it could say. Without a word, an item may have killed it.
     """
 
-    def __init__(self, node: str, said: str = "", cause: TrialError = "node") -> None:
+    def __init__(self, node: str, said: str = "", why: Failure | None = None) -> None:
         super().__init__(f"the part of the engine on {node} {said or 'has ended without a word'}")
-        self.node, self.cause = node, cause
+        self.node, self.why = node, why or Failure("node", in_doubt=not said)
 
 
 class Finished(BaseException):
@@ -139,18 +144,24 @@ class _Interrupts:
         """Let the process take its time: nothing that others wait for is left of it."""
         self._over.set()
 
-    def __call__(self, error: BaseException) -> None:
-        """Raise an error in the main thread, from another one."""
-        if self._error is not None or self._over.is_set():
+    def __call__(self, error: BaseException, tell: Callable[[], None] = lambda: None) -> None:
+        """Raise an error in the main thread, from another one, which tells of it meanwhile.
+
+        A process that was asked to stop goes on with that: the others were asked, too.
+        """
+        if self._error is not None or self._over.is_set() or is_ending():
             return
         self._error = error
+        # From now on the main thread ignores the signals with which the scheduler ends the others.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
+        with contextlib.suppress(Exception):  # the main thread tries it again
+            tell()
         if not self._over.wait(END_SECONDS):
             print(f"{error}; this process does not end by itself and is ended", flush=True)
             os._exit(1)
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
-        if self._armed and self._error is not None:
+        if self._armed and self._error is not None and not self._over.is_set() and not is_ending():
             self._armed = False
             ignore_signals()  # the scheduler ends what is left when one process has failed
             raise self._error
@@ -183,8 +194,11 @@ class Ranks:
 
     # The leader.
 
-    def lead(self) -> None:
-        """Listen for the followers, in threads."""
+    def lead(self, tell: Callable[[RankLost], None]) -> None:
+        """Listen for the followers, in threads. The first that is lost is told of at once.
+
+        The scheduler may end this process before its engine has been closed.
+        """
         server = socket.create_server(("", 0), backlog=len(self._nodes))
         self._stack.callback(server.close)
         token = _files.token()
@@ -202,7 +216,7 @@ class Ranks:
                 except OSError:  # it is closed
                     return
                 threading.Thread(
-                    target=self._follow_up, args=(connection, token), daemon=True
+                    target=self._follow_up, args=(connection, token, tell), daemon=True
                 ).start()
 
         threading.Thread(target=accept, name="followers", daemon=True).start()
@@ -234,7 +248,9 @@ class Ranks:
         for line in list(self._lines.values()):
             line.send(end=True)
 
-    def _follow_up(self, connection: socket.socket, token: str) -> None:
+    def _follow_up(
+        self, connection: socket.socket, token: str, tell: Callable[[RankLost], None]
+    ) -> None:
         """Hear a follower until it ends."""
         line = _Line(connection)
         line.timeout(_HELLO_SECONDS)
@@ -255,10 +271,13 @@ class Ranks:
                 with self._changed:
                     self._staged.add(rank)
                     self._changed.notify_all()
-            if "failed" in message:
-                self._interrupts(_lost(node, message))
+            if message.get("stopped"):
+                self._interrupts(StopRequested(f"a signal on {node}"))
                 return
-        self._interrupts(RankLost(node))
+            if "failed" in message:
+                break
+        lost = RankLost(node) if message is None else _lost(node, message)
+        self._interrupts(lost, lambda: tell(lost))
 
     # A follower.
 
@@ -299,11 +318,20 @@ class Ranks:
         place = begin.pop("address"), begin.pop("port"), tuple(begin.pop("layers"))
         return Across(len(self._nodes), rank, *place), begin
 
-    def fail(self, message: str, cause: TrialError) -> None:
+    def fail(self, message: str, why: Failure) -> None:
         """Tell the leader why this process ends."""
-        self._interrupts.over()
+        self.over()
         for line in self._lines.values():
-            line.send(failed=message, cause=cause)
+            line.send(failed=message, **why._asdict())
+
+    def stop(self) -> None:
+        """Tell the leader that a signal has asked this process to stop."""
+        for line in self._lines.values():
+            line.send(stopped=True)
+
+    def over(self) -> None:
+        """Let this process take its time: its part of the engine has ended."""
+        self._interrupts.over()
 
     _begin: dict[str, Any] | None = None
 
@@ -321,7 +349,8 @@ class Ranks:
 
 def _lost(node: str, message: dict[str, Any]) -> RankLost:
     """Return the error for what a follower says of its end."""
-    return RankLost(node, f"failed: {message['failed']}", message.get("cause", "other"))
+    why = Failure(message.get("cause", "other"), in_doubt=bool(message.get("in_doubt")))
+    return RankLost(node, f"failed: {message['failed']}", why)
 
 
 def _greet(leader: Leader, rank: int, node: str) -> _Line | None:

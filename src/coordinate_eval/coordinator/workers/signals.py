@@ -58,6 +58,11 @@ def ignore_signals() -> None:
     _handle(signal.SIG_IGN)
 
 
+def is_ending() -> bool:
+    """Return whether TERM and USR1 are ignored, since the process is ending already."""
+    return signal.getsignal(_SIGNALS[0]) is signal.SIG_IGN
+
+
 def _handle(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
     if threading.current_thread() is threading.main_thread():
         for known in _SIGNALS:

@@ -200,6 +200,8 @@ class TrialRunner:
                 self._record_start(time.monotonic() - began)
                 self._answer(engine)
             except StopRequested:
+                if ranks is not None:
+                    ranks.end()
                 self._open.give_back("released")
                 raise
             except BaseException as error:
@@ -222,7 +224,7 @@ class TrialRunner:
             return
         with Ranks(self._dir, self._trial, self._task, self._nodes) as ranks:
             try:
-                ranks.lead()
+                ranks.lead(self._write_lost)
                 yield ranks
             except StopRequested:
                 ranks.end()
@@ -261,8 +263,8 @@ class TrialRunner:
     def _why(self, error: BaseException) -> Failure:
         """Return why this trial failed; on another node as that says."""
         if isinstance(error, RankLost):
-            starting = error.cause == "other" and not self._engine_started
-            return Failure("engine start" if starting else error.cause)
+            starting = error.why.cause == "other" and not self._engine_started
+            return Failure("engine start") if starting else error.why
         return self._errors.why(error, engine_started=self._engine_started)
 
     def write_progress(self, state: str, message: str = "", cause: str | None = None) -> None:
