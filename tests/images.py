@@ -43,14 +43,16 @@ def make_image(folder: Path, engine: str = ENGINE) -> Path:
     return folder
 
 
+RUNTIMES = ["bubblewrap", *(["apptainer"] if shutil.which("apptainer") else [])]
+"""What an image can be entered with: Apptainer is in the root of `make test-slurm RELEASE=sid`."""
+
+
 def in_container(runtime: str, image: Path) -> dict[str, Any]:
     """Return the settings of jobs in the image, as variables."""
     packages = sysconfig.get_path("purelib")
     parts = [f"{INTERPRETER}:{INTERPRETER}:ro", f"{packages}:{ENGINE}:ro"]
     made = {"COORDINATE_EVAL_CONTAINER_IMAGE": str(image)}
     if runtime == "apptainer":
-        if shutil.which("apptainer") is None:
-            pytest.skip("needs Apptainer: make test-slurm RELEASE=sid has it")
         args = ["--bind=/usr", *(f"--bind={part}" for part in parts)]
         if os.geteuid() == 0:
             args.append("--userns")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.command_line import called_here
-from tests.observed import DATASETS, DAY, NOW, on, run_of
+from tests.observed import DATASETS, DAY, NOW, on, seen
 from tests.runs import Workspace
 from tests.tiny import tiny_model
 from typer.testing import CliRunner
@@ -43,7 +43,14 @@ def learn(user: Workspace) -> Store:
     store = Store(user.folder / "priors")
     days_ago = (NOW - time.time()) / DAY
     for number in range(3):
-        store.put(run_of(on(), days_ago=days_ago, run=f"run{number}", noise=1 + number / 50))
+        measured = [
+            seen(
+                name, on(), days_ago=days_ago, run=f"run{number}", noise=1 + number / 50,
+                settings=subject(Dataset(name=name, task=name)).settings,
+            )
+            for name in DATASETS
+        ]  # fmt: skip
+        store.put(measured)
     start = TrialSeen(run="start", time=1, conditions=on(), trial="n-0", start_seconds=33.0)
     copies = [
         StageSeen(

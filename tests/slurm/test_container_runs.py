@@ -15,7 +15,7 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.run.records import Submitted
 from tests import reference
 from tests.dev_cluster import DevCluster
-from tests.images import in_container, make_image
+from tests.images import RUNTIMES, in_container, make_image
 from tests.runs import TASKS, Workspace
 from tests.slurm.runs import all_gone
 from tests.tiny import need, tiny_model
@@ -43,7 +43,7 @@ def expected(checkpoint: Path) -> dict[str, Any]:
     return reference.lm_eval(checkpoint, DATASETS, include=TASKS, folder=TASKS)
 
 
-@pytest.mark.parametrize("runtime", ["bubblewrap", "apptainer"])
+@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_scores_of_an_engine_in_an_image_are_the_command_s(
     workspace: Workspace,
     checkpoint: Path,
