@@ -28,7 +28,7 @@ demo: $(READY)
 test-fast: $(READY)
 	$(BIN)/python -m pytest tests/unit -n logical --maxprocesses 4 --dist worksteal
 
-# Before a pull request, 20 minutes on two idle cores: everything. Slurm, the sandbox and the
+# Before a pull request, 25 minutes on two idle cores: everything. Slurm, the sandbox and the
 # browser are installed where this may do it; elsewhere the tests that need them are skipped.
 test: $(READY)
 	bash scripts/packages.sh

@@ -24,7 +24,7 @@ RECORD: Final = "own_code.json"
 """The name of the record: a JSON object of the code that a checkpoint names for each of its parts,
 such as `{"AutoTokenizer": "tokenization_x.XTokenizer"}`."""
 
-_MOST_LISTED = 200  # characters: whoever writes a checkpoint can name any number of modules
+_MOST_LISTED = 160  # characters: whoever writes a checkpoint can name any number of modules
 
 _PLUGIN: Final = "install a plugin of vLLM that has its class, as docs/engines.md shows"
 """How a model runs whose class no library has: the user installs its code."""
