@@ -3,11 +3,13 @@
 import io
 import json
 import logging
+import os
 import re
 import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from rich.markup import escape
@@ -85,7 +87,8 @@ def test_what_libraries_print_is_shown(capfd: pytest.CaptureFixture[str]) -> Non
 
 def main(monkeypatch: pytest.MonkeyPatch, *args: str) -> object:
     monkeypatch.setattr(sys, "argv", ["coordinate-eval", *args])
-    with pytest.raises(SystemExit) as ended:
+    # A command changes the variables of its process, which is the tests' own.
+    with patch.dict(os.environ), pytest.raises(SystemExit) as ended:
         app.main()
     return ended.value.code
 
