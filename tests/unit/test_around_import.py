@@ -42,7 +42,12 @@ def test_a_module_is_changed_before_anybody_sees_it(tmp_path: Path) -> None:
     (library / "part.py").write_text("value = 'as it was'\n")
     (library / "other.py").write_text("")
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", SCRIPT],
+        cwd=tmp_path,
+        env={},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
@@ -71,7 +76,12 @@ assert seen == ["before", "before"], seen
 def test_an_import_that_fails_is_tried_again_in_the_same_way(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text("raise OSError('not now')\n")
     done = subprocess.run(
-        [sys.executable, "-c", FAILING], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", FAILING],
+        cwd=tmp_path,
+        env={},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 

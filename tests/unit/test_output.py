@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from tests.tiny import tiny_model
@@ -23,7 +24,7 @@ FULL = Path("/dev/full")
 def main(monkeypatch: pytest.MonkeyPatch, *args: str) -> object:
     """The exit status of the console script."""
     monkeypatch.setattr(sys, "argv", ["coordinate-eval", *args])
-    with pytest.raises(SystemExit) as ended:
+    with patch.dict(os.environ), pytest.raises(SystemExit) as ended:
         app.main()
     return ended.value.code
 
