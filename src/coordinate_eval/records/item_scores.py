@@ -1,6 +1,5 @@
 """The scores of a dataset's items, by which two checkpoints are compared."""
 
-from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, FailFast, Field, FiniteFloat, model_validator
@@ -51,10 +50,8 @@ class DatasetItems(Record):
 
     def of(self, task: str, metric: str) -> ItemScores | None:
         """Return the table of a task that has this metric, written `name,filter`."""
-        return next(self._having(task, metric), None)
-
-    def _having(self, task: str, metric: str) -> Iterator[ItemScores]:
         name, _, filter_name = metric.rpartition(",")
         for table in self.tables:
             if (table.task, table.filter) == (task, filter_name) and name in table.metrics:
-                yield table
+                return table
+        return None

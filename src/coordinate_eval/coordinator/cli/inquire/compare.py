@@ -57,13 +57,13 @@ def _print(found: Comparison) -> None:
     heads = _labels(found.first, found.second)
     for label, side in zip(heads, (found.first, found.second), strict=True):
         partial = "" if side.complete else ", not all results are there"
-        say_out(f"{label}: {side.checkpoint} (run {side.run}{partial})")
+        _say_out(f"{label}: {side.checkpoint} (run {side.run}{partial})")
     where = table_console()
     where.print(_table(heads, found.datasets, "dataset"))
     means = [*found.groups, *([found.mean] if found.mean else [])]
     if means:
         where.print(_table(heads, means, "mean of"))
-    say_out(_summary(heads, found))
+    _say_out(_summary(heads, found))
     for each in found.datasets:
         if each.why_not:
             say(f"{each.name} has no interval: {each.why_not}")
@@ -73,7 +73,7 @@ def _print(found: Comparison) -> None:
         say(f"{name} was asked differently: {'; '.join(reasons)}")
 
 
-def say_out(text: str) -> None:
+def _say_out(text: str) -> None:
     """Print a line of text on stdout."""
     console().print(text, markup=False, highlight=False, soft_wrap=True)
 
