@@ -25,7 +25,7 @@ Rows = list[list[str]]
 
 
 class Session(NamedTuple):
-    """Where a part finds its files, and how much it does."""
+    """The files of a part, and how much it does."""
 
     model: Path
     """The checkpoint, on the storage that is measured."""

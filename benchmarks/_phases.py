@@ -1,4 +1,4 @@
-"""When each phase of a run ended, from the files of its run directory."""
+"""Read from a run directory when each phase of the run ended."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path

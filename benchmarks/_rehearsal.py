@@ -42,7 +42,7 @@ POLL_SECONDS = 5.0
 
 
 class Conditions(NamedTuple):
-    """What both ways meet; seconds are not divided by the scale."""
+    """The conditions that both ways meet; seconds are not divided by the scale."""
 
     nodes: int
     load_seconds: float

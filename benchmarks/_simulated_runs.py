@@ -379,7 +379,7 @@ class _Supervisor(Supervisor):
 
 
 class _Work:
-    """What a puller may claim, and the seconds that it takes."""
+    """The work that a puller may claim, and its seconds."""
 
     def __init__(self, ledger: LedgerName, span: Span, seconds: float) -> None:
         self.ledger: LedgerName = ledger

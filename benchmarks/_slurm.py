@@ -52,7 +52,7 @@ def await_empty_queue(conf: Path) -> None:
 
 
 class Watch:
-    """What this machine's cores do from now on."""
+    """The work of this machine's cores from now on."""
 
     def __init__(self) -> None:
         self._cpu, self._machine = _cpu_of_children(), _machine()

@@ -51,7 +51,7 @@ WARM_UP_SECONDS = 4 * 3600
 
 
 class Day(NamedTuple):
-    """What a day came to."""
+    """The outcome of a day."""
 
     load: float
     """Part of the GPUs that the others held, on average."""

@@ -71,7 +71,7 @@ class Cost(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What was measured of a suite."""
+    """The measurements of a suite."""
 
     costs: Mapping[str, Cost]
     peak_bytes: tuple[int, int]

@@ -56,7 +56,7 @@ MEBI = 2**20
 
 
 class Found(NamedTuple):
-    """What was found for a number of runs."""
+    """The measurements for a number of runs."""
 
     most_calls: int
     calls: float

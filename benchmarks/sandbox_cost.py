@@ -1,4 +1,4 @@
-"""What the sandbox adds to a program
+"""Measure what the sandbox adds to a program
 
     python benchmarks/sandbox_cost.py --repeat 200
 

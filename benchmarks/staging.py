@@ -55,7 +55,7 @@ Way = Callable[[Work], object]
 
 
 class Took(NamedTuple):
-    """What one copy took."""
+    """The cost of one copy."""
 
     seconds: float
     cpu_seconds: float

@@ -20,7 +20,7 @@ _CONTEXT = 256
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train. Lengths are in tokens, `saves` in optimizer steps."""
+    """Settings of the training. Lengths are in tokens, `saves` in optimizer steps."""
 
     saves: tuple[int, ...] = (100, 250, 450, 650, 900)
     warmup_steps: int = 50

@@ -63,7 +63,7 @@ _STAGE = Path("/dev/shm") / f"coordinate-eval-{os.getuid()}"  # noqa: S108 - loo
 
 @dataclass
 class Report:
-    """What was checked, said as it happens and again as one table."""
+    """Checks and their results, printed as they come and again as one table."""
 
     console: Console
     failed: bool = False

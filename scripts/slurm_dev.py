@@ -56,7 +56,7 @@ _NODE = (
 
 @dataclass(frozen=True)
 class Shape:
-    """How large the cluster pretends to be: `nodes`, and GPUs and CPUs on each.
+    """The size that the cluster pretends to have: `nodes`, and GPUs and CPUs on each.
 
     `gres` is "typed" where Slurm names the type of its GPUs, or "untyped". `preempt` is what
     happens to preempted jobs: "requeue", "cancel" or "suspend". A suspended job keeps its GPUs and

@@ -19,7 +19,7 @@ class Call(str):
 
 
 class Form(NamedTuple):
-    """How the tasks of a dataset look."""
+    """The form of the tasks of a dataset."""
 
     config: Callable[[int], Config]  # of the number of choices, or of tokens to generate
     row: Callable[[Text, float, int], Row]  # from tokens of an example, and the number of choices

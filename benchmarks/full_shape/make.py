@@ -57,7 +57,7 @@ _FORM = {
 
 
 class Amount(NamedTuple):
-    """How much of the full shape there is."""
+    """The part of the full shape that is made."""
 
     items: Mapping[str, int]
     """Items by dataset; a dataset that is not named is left out."""
@@ -68,7 +68,7 @@ class Amount(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What was written."""
+    """The files that were written."""
 
     suite: Path
     checkpoint: Path

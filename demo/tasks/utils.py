@@ -1,4 +1,4 @@
-"""What `programs.yaml` needs: programs out of completions, and the metric that runs them."""
+"""Functions of `programs.yaml`: programs out of completions, and the metric that runs them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What each engine is, for those who plan, submit and report. Nothing here imports an engine.
+"""Describe each engine for planning, submitting and reporting. Nothing here imports an engine.
 
 How an engine works is in its module in `evaluators/engines/`.
 """
@@ -16,7 +16,7 @@ class EngineKind:
     """Packages that it imports; the last one gives its version."""
 
     needs: tuple[str, ...] = ()
-    """What an image must have for it: modules with their oldest versions, as `pyproject.toml`."""
+    """Modules that an image must have for it, with their oldest versions as in `pyproject.toml`."""
 
     sequences_argument: str = ""
     """Its argument for the number of sequences that it runs at once, empty if it has none."""

@@ -257,7 +257,7 @@ class End(StrEnum):
 
 
 class Hold(StrEnum):
-    """Why a pending task is held: it starts only when somebody releases it."""
+    """The reason why a pending task is held: it starts only when somebody releases it."""
 
     NONE = ""
     ADMIN = "by an administrator"

@@ -1,1 +1,1 @@
-"""Why a job died: its log, compressed as it is read, and ordered rules that name the cause."""
+"""Find why a job died: compress its log while reading, and name the cause by ordered rules."""

@@ -56,7 +56,7 @@ class Ending(NamedTuple):
 
 
 class Remedy(StrEnum):
-    """What follows from a cause. The value is in the words and the JSON that users read."""
+    """The consequence of a cause. The value is in the words and the JSON that users read."""
 
     ANOTHER_NODE = "another node"
     LESS_LOAD = "less load"
@@ -73,7 +73,7 @@ _REMEDIES = {
 
 
 class Cause(BaseModel):
-    """Why a job ended."""
+    """The cause of the end of a job."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -81,7 +81,7 @@ class Kept:
         self.rule: Rule | None = None
         self.mild = self.looks_wrong = self.is_exception = False
         self.may_be_wrong = self.success = False
-        """Whether it may be an error that ended the job; whether it says that a program is done."""
+        """Two answers: it may be an error that ended the job; it says that a program is done."""
 
     @property
     def found(self) -> bool:

@@ -64,7 +64,7 @@ class Work(Record):
 
 
 class Model(ModelCosts):
-    """What a model costs in an engine on some GPUs."""
+    """The cost of a model in an engine on some GPUs."""
 
     tensor_parallel: int = Field(gt=0, lt=10**6)
     pipeline_parallel: int = Field(

@@ -16,7 +16,7 @@ class CheckpointFormat(StrEnum):
 
 
 class ModelCosts(Record):
-    """What a model costs an engine: the one account of it, from which all predictions follow."""
+    """The cost of a model for an engine: the one account from which all predictions follow."""
 
     parameters: int = Field(gt=0, lt=10**18)
     bytes: int = Field(gt=0, lt=10**18)

@@ -21,7 +21,7 @@ class Outputs(Record):
 
 
 class Judge(TypedDict, total=False):
-    """What the results of a judged dataset say of its judge."""
+    """The judge of a dataset, as its results describe it."""
 
     model: str
     revision: str

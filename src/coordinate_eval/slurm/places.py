@@ -1,4 +1,4 @@
-"""What the settings name on a cluster: partitions, nodes and a reservation, as Slurm has them."""
+"""Find what the settings name on a cluster: partitions, nodes and a reservation of Slurm."""
 
 import time
 from functools import cached_property

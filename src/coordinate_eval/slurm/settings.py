@@ -10,7 +10,7 @@ from coordinate_eval.slurm.environment import ANOTHER_CLUSTER
 
 
 class Chosen(NamedTuple):
-    """Where jobs of one kind run, and who pays for them."""
+    """The place where jobs of one kind run, and who pays for them."""
 
     partition: str
     account: str

@@ -1,4 +1,4 @@
-"""How long jobs of these settings may run, and who says so.
+"""Find how long jobs of these settings may run, and who says so.
 
 The limits are those of partitions, accounting and reservations. Those of others count too, such as
 for a maintenance: Slurm starts no job whose time limit reaches into them.

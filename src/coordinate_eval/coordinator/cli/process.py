@@ -1,4 +1,4 @@
-"""What surrounds every command, a person's or a job's: its environment, and how it ends.
+"""Surround every command, a person's or a job's: set its environment, and end it.
 
 Exit status: 0 success; where scores are asked for, all of them exist. 1 the run ended without all
 results, or asking for it again was refused after repeated failures. 2 bad input or a refusal,

@@ -88,7 +88,7 @@ class Measured(Record):
 
 
 class Comparison(Record):
-    """What `coordinate-eval compare --json` prints."""
+    """The document that `coordinate-eval compare --json` prints."""
 
     schema_: Literal["coordinate-eval/comparison@1"] = Field(
         default="coordinate-eval/comparison@1", alias="schema"

@@ -1,1 +1,1 @@
-"""What goes wrong with jobs and nodes: observe, judge once, and what follows."""
+"""Observe what goes wrong with jobs and nodes, judge it once, and say what follows."""

@@ -1,4 +1,4 @@
-"""Why jobs failed, by the rules: each log is read once, and the cause is kept.
+"""Find by the rules why jobs failed. Each log is read once, and the cause is kept.
 
 An engine on several GPUs runs in processes of its own. If one of them fails, the engine's error
 says only that, and the reason is in the trial's log. So a trial asks the rules too, before it gives
@@ -165,7 +165,7 @@ _OF_ITEMS = frozenset({"CUDA Error"})
 
 
 class Failure(NamedTuple):
-    """Why a trial failed."""
+    """The failure of a trial, with its cause."""
 
     cause: TrialError
     in_doubt: bool = False

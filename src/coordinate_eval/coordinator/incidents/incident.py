@@ -38,7 +38,7 @@ _SAID = {
 
 
 class Incident(Record):
-    """What went wrong with one job."""
+    """One thing that went wrong with a job."""
 
     schema_: Literal["coordinate-eval/incident@1"] = Field(
         default="coordinate-eval/incident@1", alias="schema"

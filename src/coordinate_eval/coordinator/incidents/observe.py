@@ -1,4 +1,4 @@
-"""What has gone wrong and is not written yet: jobs that say so, and jobs that ended without a word.
+"""Find what has gone wrong and is not written yet: jobs say so, or ended without a word.
 
 Nothing here reads a log. An incident has no cause before it is judged.
 """

@@ -1,4 +1,4 @@
-"""What follows from incidents: for the work that was lost, for the next round, for the run.
+"""Say what follows from incidents for the lost work, for the next round, and for the run.
 
 | cause | remedy | the run gives up |
 |---|---|---|

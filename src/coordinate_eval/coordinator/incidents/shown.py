@@ -1,4 +1,4 @@
-"""What people are shown of incidents and refused jobs. Equal errors are reported once."""
+"""Show people incidents and refused jobs. Equal errors are reported once."""
 
 import contextlib
 from collections.abc import Iterator

@@ -26,7 +26,7 @@ class Tried:
     broken: dict[str, str] = field(default_factory=dict)
     """Operations that runs need and that fail there, and why."""
     locks: str = ""
-    """Why files cannot be locked; empty if they can."""
+    """The reason why files cannot be locked; empty if they can."""
     ahead_seconds: float = 0.0
     """Seconds that the file server's clock is ahead of this machine's."""
     free_bytes: int = 0

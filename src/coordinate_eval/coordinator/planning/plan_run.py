@@ -66,7 +66,7 @@ class Offer:
     """The nodes and cores that a run can be planned on, and the measurements made there."""
 
     now: float
-    """When the cluster was asked, in seconds since the epoch."""
+    """The time at which the cluster was asked, in seconds since the epoch."""
     cluster: str
     """Name of the scheduler."""
     nodes: Sequence[Node]

@@ -64,7 +64,7 @@ class Progress:
     dataset: str
     ended: bool
     error: str
-    """Why it cannot be built; empty if it can."""
+    """The reason why it cannot be built; empty if it can."""
     done: int
     of: int
     left_seconds: float

@@ -25,7 +25,7 @@ def portion_seconds(metric_cpu_seconds: float) -> float:
 
 
 class JudgePlace(Record):
-    """What the job needs in which a checkpoint judges: it runs the checkpoint's engine."""
+    """The needs of the job in which a checkpoint judges: the job runs the checkpoint's engine."""
 
     gpus: int = Field(default=1, ge=0, description="0 if the judge is a server of others")
     gpu_type: str = Field(default="", exclude_if=lambda name: not name)

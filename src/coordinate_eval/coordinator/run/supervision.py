@@ -1,4 +1,4 @@
-"""Who supervises a run: epochs, the jobs of supervisors that wait or are held, and their names."""
+"""Tell who supervises a run: epochs, names, and jobs of supervisors that wait or are held."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What a supervisor remembers from poll to poll: how long tasks are ending, and who is silent."""
+"""Remember from poll to poll how long tasks have been ending, and which are silent."""
 
 import math
 import os

@@ -31,12 +31,12 @@ class Quiet(NamedTuple):
     task: TaskStatus
     seconds: float
     begun: bool
-    """Whether it has ever given one."""
+    """True if it has ever given one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PollFacts:
-    """What the scheduler knows, and what it was asked for."""
+    """Facts that the scheduler knows, and what it was asked for."""
 
     now: float
     """Time of the poll, in seconds since the epoch."""
@@ -50,7 +50,7 @@ class PollFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkFacts:
-    """What is left of a run's work, and who works at it."""
+    """The work that is left of a run, and who works at it."""
 
     unpublished: list[Span]
     """Shards without published responses."""
@@ -83,7 +83,7 @@ class RoundFacts:
     last: tuple[Round, Sequence[TrialProgress]] | None = None
     """The last round with its trials that have begun, if it began since the last resume."""
     asked: float
-    """When the last round began, 0 before the first."""
+    """The time at which the last round began, 0 before the first."""
     answered: bool = False
     """A trial of this run has ever answered."""
     idle_rounds: int
@@ -102,19 +102,19 @@ class RoundFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class TroubleFacts:
-    """What has gone wrong since the last resume."""
+    """Incidents and refusals since the last resume."""
 
     incidents: Sequence[Incident] = ()
     """Those that are written, the last ones last."""
     worked: frozenset[Pullers] = frozenset()
     """Kinds of pullers with incidents of which a job has done something by now."""
     observed: Sequence[Incident] = ()
-    """What is neither judged nor written yet."""
+    """Incidents that are neither judged nor written yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryFacts:
-    """What only this supervisor knows, since it began."""
+    """Facts that only this supervisor knows, since it began."""
 
     idle_arrays: Mapping[Pullers, int]
     """Last arrays of pullers in a row that did nothing, by kind."""
@@ -137,7 +137,7 @@ class Facts(PollFacts, WorkFacts, RoundFacts, TroubleFacts, MemoryFacts):
     """The state of a run: its directory, one poll, and what its supervisor remembers."""
 
     judge: JudgeProgress | None = None
-    """How far the judge is, None before it is asked."""
+    """The progress of the judge, None before it is asked."""
 
     def running_trials(self, run: Run) -> dict[str, tuple[NodeKey, TaskStatus]]:
         """Return the trials that have not ended and whose tasks run, with their round and node."""

@@ -57,7 +57,7 @@ class _Loaded:
     conversation: Conversation
     dataset: Dataset
     hides: bool
-    """Whether files of this machine are hidden from it."""
+    """True if files of this machine are hidden from it."""
     folder: str
     """The working folder, that of the command."""
     names: set[str] = field(default_factory=set)

@@ -271,7 +271,7 @@ class ScoringProcess(_Process):
             )
         self._watch = Watch(self._process.pid, setup.memory_bytes)
         self.modules: list[str] = []
-        """What the mother imports after this child, before which it read nothing of the model's."""
+        """Modules for the mother to import, loaded before this child read any text of the model."""
 
     @contextlib.contextmanager
     def child(self, responses: int, answers: int) -> Iterator[Conversation]:

@@ -44,7 +44,7 @@ class Across:
     rank: int
     """The place of the node, from 0. The process on the first has the engine."""
     address: str
-    """Where the first node is reached."""
+    """The address of the first node."""
     port: int
     """A port that is free there."""
     layers: tuple[int, ...] = ()

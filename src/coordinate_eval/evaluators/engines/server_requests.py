@@ -63,7 +63,7 @@ class Choice:
     text: str
     finish_reason: Literal["stop", "length"]
     tokens: int
-    """How many were generated, with one that ended the text."""
+    """The number of generated tokens, with one that ended the text."""
     given: Mapping[str, Any] = field(repr=False)
     """The choice as the server gave it."""
     whole: Mapping[str, Any] = field(repr=False)
@@ -79,7 +79,7 @@ class Choice:
 
 
 class Scores(NamedTuple):
-    """What `vllm_scoring` reads of an output of vLLM."""
+    """The part of an output of vLLM that `vllm_scoring` reads."""
 
     outputs: Sequence["FirstToken"] = ()
     prompt_logprobs: Sequence[Mapping[int, Logprob]] = ()

@@ -1,4 +1,4 @@
-"""What is changed in the harness while a process works with it.
+"""Change the harness while a process works with it.
 
 The harness compiles a template for every document, shot and choice that it renders. Compiled once,
 it renders the same text, and building and scoring take a fraction of the CPU time.

@@ -1,4 +1,4 @@
-"""What a judge says in a reply of its server: words, a refusal, or nothing."""
+"""Read a reply of a judge's server: words, a refusal, or nothing."""
 
 import re
 from collections.abc import Mapping, Sequence

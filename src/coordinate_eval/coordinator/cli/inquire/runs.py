@@ -78,7 +78,7 @@ def open_to_show(name: str | None, settings: Settings) -> Iterator[tuple[RunDir,
 
 
 class Wanted(NamedTuple):
-    """Which runs are listed."""
+    """The choice of runs that are listed."""
 
     checkpoints: Path | None = None
     """Only those of checkpoints in this folder or below it."""

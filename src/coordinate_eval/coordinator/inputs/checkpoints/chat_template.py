@@ -32,7 +32,7 @@ class ChatTemplate(NamedTuple):
     file: str = ""
     """The file that has it."""
     lack: str = ""
-    """Why there is no template, as a clause; empty if there is one."""
+    """The reason why there is no template, as a clause; empty if there is one."""
     in_code: bool = False
     """A tokenizer's code has it, and nothing is known of it here."""
 

@@ -48,9 +48,9 @@ class Layers(NamedTuple):
 
     mixers: Sequence[Mixer]
     mixtures: Sequence[bool]
-    """Whether each layer has experts."""
+    """For each layer, True if it has experts."""
     dense: Sequence[bool]
-    """Whether each layer has an MLP without experts."""
+    """For each layer, True if it has an MLP without experts."""
     experts: int
     """Of one layer; 0 if the model is no mixture of experts."""
     chosen: int

@@ -1,4 +1,4 @@
-"""What a model costs an engine: from its config, and from the headers of its weights.
+"""Compute what a model costs an engine, from its config and the headers of its weights.
 
 The config gives the layers, and so the cache and the degrees in which GPUs can share the model. It
 also counts parameters, which the headers do better: they have what is there. Both are compared, and

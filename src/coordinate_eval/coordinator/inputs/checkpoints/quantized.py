@@ -39,7 +39,7 @@ _PACKS: Final = {"int32": 32, "uint32": 32, "int64": 64, "uint8": 8, "int8": 8}
 
 
 class Quantized(NamedTuple):
-    """What a config says of quantized weights; without any, `method` is empty."""
+    """Quantized weights, as a config describes them; without any, `method` is empty."""
 
     method: str = ""
     """As vLLM names it, such as `fp8`; empty if the config does not say, as vLLM takes it."""

@@ -1,1 +1,1 @@
-"""How work is dealt to trials: costs and ready times in, queues out. All of it is pure."""
+"""Deal work to trials: costs and ready times in, queues out. All of it is pure."""

@@ -16,7 +16,7 @@ from coordinate_eval.records import Checkpoint, EngineSettings
 
 
 class Degrees(NamedTuple):
-    """How the GPUs of one engine share a model. The engine has `tensor * pipeline` GPUs."""
+    """The division of a model among the `tensor * pipeline` GPUs of one engine."""
 
     tensor: int
     """GPUs of one node that share each layer."""

@@ -1,1 +1,1 @@
-"""How a run begins: created whole, resumed, or beside another one to score its responses again."""
+"""Begin a run: create it whole, resume it, or score the responses of another one again."""

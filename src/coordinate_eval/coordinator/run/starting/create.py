@@ -178,7 +178,7 @@ def _appear(made: Path, root: Path) -> None:
 
 
 class Supervised(NamedTuple):
-    """Who supervises a run from now on."""
+    """The supervisor of a run from now on."""
 
     job: str | None
     """Its job; None for a process of this machine."""

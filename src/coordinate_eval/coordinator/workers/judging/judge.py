@@ -149,7 +149,7 @@ class _JudgeJob:
         self._answers = recorded_answers(run_dir, run.judged)
         asked = [answer for answer in self._answers.values() if not answer.kept]
         self._asked, self._tokens = len(asked), sum(answer.tokens for answer in asked)
-        """What the judge was asked in this run, and the tokens that it read and wrote."""
+        """Questions to the judge in this run, and the tokens that it read and wrote."""
         self._queue: deque[Question] = deque()
         self._waiting: dict[str, list[_OpenPortion]] = {}
         """Open portions by the question that they wait for: in flight, queued, or put aside."""
