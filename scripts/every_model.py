@@ -33,7 +33,7 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     layers,
     safetensors_file,
 )
-from coordinate_eval.coordinator.inputs.checkpoints.safetensors_file import Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.sources import Tensor
 from coordinate_eval.errors import UserError
 
 TABLE = Path(text_configs.__file__).with_suffix(".csv")
@@ -176,10 +176,8 @@ def _defaults(config: Any) -> dict[str, int]:  # noqa: ANN401
 
 def of_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the config and the tensors of a small model."""
-    tensors: dict[str, Tensor] = {}
-    for part in folder.glob("*.safetensors"):
-        tensors.update(safetensors_file.read(part))
-    return checkpoint_files.read_json(folder / "config.json", 1 << 24), tensors
+    opened = safetensors_file.open_source(sorted(folder.glob("*.safetensors")), [])
+    return checkpoint_files.read_json(folder / "config.json", 1 << 24), dict(opened.tensors)
 
 
 def of_class(kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -73,7 +73,7 @@ def saved() -> bytes:
 def test_state_dicts(folder: Path, saved: bytes, random: Random) -> None:
     file = folder / "model.pt"
     file.write_bytes(mutated_bytes(random, saved))
-    judged(lambda: torch_file.read(file))
+    judged(lambda: torch_file.open_source([file], []))
 
 
 @examples(150)
@@ -86,7 +86,7 @@ def test_pickles_in_state_dicts(folder: Path, saved: bytes, random: Random) -> N
             if name.endswith("data.pkl"):
                 content = mutated_bytes(random, content)
             made.writestr(name, content)
-    judged(lambda: torch_file.read(file))
+    judged(lambda: torch_file.open_source([file], []))
 
 
 @examples(100)
@@ -96,7 +96,7 @@ def test_programs_of_a_pickle(folder: Path, program: list[str]) -> None:
     arguments = b"0\nos\nsystem\n\x00\x00\x00\x00"
     with zipfile.ZipFile(file, "w") as made:
         made.writestr("x/data.pkl", b"".join(c.encode("latin-1") + arguments for c in program))
-    judged(lambda: torch_file.read(file))
+    judged(lambda: torch_file.open_source([file], []))
 
 
 HEADER = {

@@ -14,10 +14,10 @@ def test_parts_of_files_become_one_tensor(tmp_path: Path) -> None:
     left, right = tmp_path / "left", tmp_path / "right"
     left.write_bytes(b"head" + whole[:, :2].contiguous().numpy().tobytes())
     right.write_bytes(whole[:, 2:].T.contiguous().numpy().tobytes())  # stored transposed
-    boxes = [
+    boxes = (
         Box(left, 4, (4, 2), (2, 1), (0, 0)),
         Box(right, 0, (4, 4), (1, 4), (0, 2)),
-    ]
+    )
 
     source = Stored({"w": Layout("float32", (4, 6), boxes)})
 
@@ -28,7 +28,7 @@ def test_flat_parts_are_put_together_before_they_get_a_shape(tmp_path: Path) -> 
     whole = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
     file = tmp_path / "file"
     file.write_bytes(whole.view(torch.int16).numpy().tobytes())
-    boxes = [Box(file, 0, (5,), (1,), (0,)), Box(file, 10, (7,), (1,), (5,))]
+    boxes = (Box(file, 0, (5,), (1,), (0,)), Box(file, 10, (7,), (1,), (5,)))
 
     assert torch.equal(Stored({"w": Layout("bfloat16", (3, 4), boxes, flat=True)}).read("w"), whole)
 
@@ -44,7 +44,7 @@ def test_flat_parts_are_put_together_before_they_get_a_shape(tmp_path: Path) -> 
 def test_parts_that_are_not_the_tensor_are_refused(
     tmp_path: Path, places: list[tuple[int, int]]
 ) -> None:
-    boxes = [Box(tmp_path / "f", 0, (length,), (1,), (start,)) for start, length in places]
+    boxes = tuple(Box(tmp_path / "f", 0, (length,), (1,), (at,)) for at, length in places)
 
     with pytest.raises(UserError, match=r"w"):
         Stored({"w": Layout("float32", (4,), boxes)})
@@ -53,7 +53,7 @@ def test_parts_that_are_not_the_tensor_are_refused(
 def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(8))
-    source = Stored({"w": Layout("float32", (4,), [Box(file, 0, (4,), (1,), (0,))])})
+    source = Stored({"w": Layout("float32", (4,), (Box(file, 0, (4,), (1,), (0,)),))})
 
     with pytest.raises(UserError, match=r"file was cut short"):
         source.read("w")

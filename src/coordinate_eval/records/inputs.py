@@ -14,6 +14,11 @@ class CheckpointFormat(StrEnum):
     SAFETENSORS = "safetensors"
     TORCH = "torch"
 
+    @property
+    def converted(self) -> bool:
+        """Return whether engines cannot read it, so that it is written as safetensors first."""
+        return self is not CheckpointFormat.SAFETENSORS
+
 
 class ModelCosts(Record):
     """The cost of a model for an engine: the one account from which all predictions follow."""
@@ -77,9 +82,9 @@ class Checkpoint(ModelCosts):
     path: str
     identity: str = Field(description="sha256 of names, sizes, mtimes and small files' bytes")
     format: CheckpointFormat
-    weights: list[str] = Field(description="weight files, absolute")
+    weights: list[str] = Field(description="files that tensors are read from, absolute")
     files: list[str] = Field(description="config and tokenizer files, absolute")
-    bytes: int = Field(description="of the weight files")
+    bytes: int = Field(description="of the weights that engines get")
     loaded_bytes: int = Field(
         default=0, description="of these, that an engine loads, as they are in the files; 0: all"
     )
@@ -112,6 +117,11 @@ class Checkpoint(ModelCosts):
     expert_splits: dict[str, int] = Field(
         default={}, description="the same, unless GPUs hold whole experts"
     )
+
+    @property
+    def converted(self) -> bool:
+        """Return whether its tensors are written as safetensors for engines."""
+        return self.format.converted
 
 
 class Prior(Record):

@@ -16,7 +16,6 @@ from coordinate_eval.priors.staging import Link
 from coordinate_eval.priors.store import Store
 from coordinate_eval.records import (
     Checkpoint,
-    CheckpointFormat,
     Dataset,
     DatasetRequests,
     EngineSettings,
@@ -144,6 +143,6 @@ def storage_link(priors: Priors, on: Conditions, checkpoint: Checkpoint) -> Link
     return priors.link(
         on,
         this_machine.storage_of(checkpoint.path),
-        converted=checkpoint.format is CheckpointFormat.TORCH,
+        converted=checkpoint.converted,
         gigabits=LINK_GIGABITS,
     )

@@ -23,7 +23,7 @@ from coordinate_eval.coordinator.run.starting.create import run_id
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.evaluators.engines import vllm_arguments
-from coordinate_eval.records import Checkpoint, CheckpointFormat, Suite
+from coordinate_eval.records import Checkpoint, Suite
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def read_inputs(
     rubrics = [dataset.rubric for dataset in suite.datasets if dataset.rubric]
     settings = judge_checkpoint.named(settings, rubrics)
     folder = folder_for_tasks(str(Path.cwd()), inspected)
-    if settings.stage.where == "none" and inspected.format is CheckpointFormat.TORCH:
+    if settings.stage.where == "none" and inspected.converted:
         raise UserError(
             f"{path} has to be converted for engines, which is done where it is staged: set "
             "[stage] where to shm, or to `local DIR`"

@@ -11,7 +11,6 @@ from coordinate_eval.coordinator.inputs.settings import StageSettings
 from coordinate_eval.coordinator.run.containers import container_of
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, Submitted
-from coordinate_eval.records import CheckpointFormat
 
 PREFIX = "ce-"
 """The names of all jobs of this program begin with it."""
@@ -349,7 +348,7 @@ def _argv(
 
 def keeper_gib(run: Run) -> float:
     """Return the host memory of each of a run's keepers, in GiB."""
-    converting = run.checkpoint.format is CheckpointFormat.TORCH
+    converting = run.checkpoint.converted
     left_out = run.checkpoint.bytes - run.node_bytes if run.node_bytes else 0
     return keeper_memory_gib(run.staged_bytes - left_out, converting, run.settings.stage)
 

@@ -38,7 +38,7 @@ from coordinate_eval.priors.observations import (
 )
 from coordinate_eval.priors.roofline import Conditions
 from coordinate_eval.priors.store import Store
-from coordinate_eval.records import Answer, CheckpointFormat, DatasetRequests
+from coordinate_eval.records import Answer, DatasetRequests
 
 Shards = Mapping[tuple[str, Conditions], Sequence[ShardDone]]
 """Measured shards by dataset and by the conditions under which they ran."""
@@ -215,7 +215,7 @@ def _stages(run_dir: RunDir, run: Run, name: str, model: roofline.Model) -> Iter
             bytes=max(1, run.node_bytes or run.checkpoint.bytes),
             seconds=copy.seconds,
             at_once=others,
-            converted=run.checkpoint.format is CheckpointFormat.TORCH,
+            converted=run.checkpoint.converted,
         )
 
 

@@ -243,11 +243,10 @@ def _source_of(copy: "StageSeen") -> _Source:
 def _source(seen: "Sequence[Seen]", checkpoint: Path | None) -> _Source:
     """Return the source of this checkpoint, or of the newest copy observed."""
     from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-    from coordinate_eval.records import CheckpointFormat
 
     if checkpoint is not None:
         found = checkpoints.inspect(checkpoint)
-        return _Source(this_machine.storage_of(found.path), found.format is CheckpointFormat.TORCH)
+        return _Source(this_machine.storage_of(found.path), found.converted)
     newest = max(_copies(seen), key=lambda s: s.time, default=None)
     return _source_of(newest) if newest else _Source("", converted=False)
 

@@ -7,6 +7,7 @@ still being written are reported before anything is submitted.
 
 import hashlib
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -22,7 +23,7 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
 )
 from coordinate_eval.coordinator.inputs.checkpoints.model_shape import model_shape
 from coordinate_eval.coordinator.inputs.checkpoints.quantized import quantized
-from coordinate_eval.coordinator.inputs.checkpoints.safetensors_file import Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.sources import Source, Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import ITEM_BYTES
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
@@ -39,17 +40,18 @@ class Reader(Protocol):
     def find(
         self, place: Path, names: Sequence[str], parts: Collection[str]
     ) -> tuple[list[Path], list[Path]] | None:
-        """Return the weight files at a place, and small files that belong to them.
+        """Return the weight files at a place, and small files that engines need with them.
 
+        Weight files are all files that tensors are read from, and those that say where tensors are.
         Return None if the place has no weights of this format. `parts` are the names that tell
         another format.
         """
         ...
 
-    def contents(
-        self, weights: Sequence[Path], extra: Sequence[Path]
-    ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Return the tensors of weight files, and the number of parameters by type.
+    def open_source(self, weights: Sequence[Path], files: Sequence[Path]) -> Source:
+        """Return the tensors of weight files.
+
+        `files` are the small files of the checkpoint; those that `find` returned are among them.
 
         Raises:
             UserError: A file is torn, or not what its name says.
@@ -88,10 +90,17 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
         sides = sorted(files, key=lambda file: file.name)
         _check_sides(sides)
         _check_whole(sides)
-        tensors, counts = _tensors(weights, kind, extra)
+        _check_weights(weights)
+        opened = _READERS[kind].open_source(weights, extra)
+        tensors, counts = opened.tensors, _parameters_by_type(opened)
+        if not counts:
+            raise UserError(f"{place} has no parameters: its weight files hold no tensors")
         dtype = max(counts, key=lambda dtype: counts[dtype])
         identity = _identity(weights, sides)
         size = sum(file.stat().st_size for file in weights)
+        if kind.converted:  # an optimizer may lie in the files
+            _check_types(place, tensors)
+            size = sum(count * ITEM_BYTES[dtype] for dtype, count in counts.items())
         if size > _MOST_WEIGHT_BYTES:
             raise UserError(
                 f"checkpoint {place} claims {_format.size(size)} of weights, which no disk holds. "
@@ -103,13 +112,11 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
         more = checkpoint_files.read_json(also, _MOST_CONFIG_BYTES) if also in files else {}
         shape = model_shape(text, dtype, quantized(whole, text, more), tensors)
         fit.check(place, tensors, whole, text)
-        # A tensor that has several names in a PyTorch file is counted once.
+        # A tensor that has several names is counted once.
         parameters = shape["parameters"]
         if not shape["quantization"]:
             parameters = min(parameters, sum(counts.values()))
         loaded = min(size, shape["loaded_bytes"])
-        if kind is CheckpointFormat.TORCH:  # an optimizer may lie in the file
-            loaded = min(loaded, parameters * ITEM_BYTES.get(dtype, 4))
         shape |= {
             "parameters": max(1, parameters),
             "active_parameters": min(parameters, shape["active_parameters"]),
@@ -132,6 +139,16 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
             f"checkpoint {path}: cannot read {where} ({error.strerror or error}). "
             "Check its permissions, and that the run still writes there"
         ) from error
+
+
+def source(checkpoint: Checkpoint) -> Source:
+    """Return the tensors of a checkpoint, as engines get them.
+
+    Raises:
+        UserError: A file is torn, or not what its name says.
+    """
+    weights, files = map(Path, checkpoint.weights), map(Path, checkpoint.files)
+    return _READERS[checkpoint.format].open_source(list(weights), list(files))
 
 
 def unchanged(checkpoint: Checkpoint) -> bool:
@@ -265,13 +282,11 @@ def _check_whole(files: Sequence[Path]) -> None:
                 )
 
 
-def _tensors(
-    weights: Sequence[Path], kind: CheckpointFormat, extra: Sequence[Path]
-) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Return the tensors, and the number of parameters by type, from headers alone.
+def _check_weights(weights: Sequence[Path]) -> None:
+    """Check the first bytes of each weight file.
 
     Raises:
-        UserError: A file is torn, empty, or not what its name says.
+        UserError: A file is empty, or something else stands in its place.
     """
     for file in weights:
         checkpoint_files.check_link(file)
@@ -279,10 +294,30 @@ def _tensors(
             if not (head := opened.read(checkpoint_files.HEAD_BYTES)):
                 raise UserError(f"{file} is empty. If it is being written, try again afterwards")
             checkpoint_files.check_head(file, head)
-    tensors, counts = _READERS[kind].contents(weights, extra)
-    if not sum(counts.values()):
-        raise UserError(f"{weights[0].parent} has no parameters: its weight files hold no tensors")
-    return tensors, counts
+
+
+def _parameters_by_type(opened: Source) -> dict[str, int]:
+    """Return the number of parameters by type. Those that have several names count once."""
+    held = {opened.layout(name) or name: tensor for name, tensor in opened.tensors.items()}
+    counts: dict[str, int] = {}
+    for dtype, shape in held.values():
+        if elements := math.prod(shape):
+            counts[dtype] = counts.get(dtype, 0) + elements
+    return counts
+
+
+def _check_types(place: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Check that tensors can be written as safetensors.
+
+    Raises:
+        UserError: One has numbers of a type that safetensors lack.
+    """
+    for name, (dtype, _) in tensors.items():
+        if dtype not in safetensors_file.TYPES:
+            raise UserError(
+                f"checkpoint {place}: {_format.brief(name)} has numbers of type {dtype}, which no "
+                "engine reads. Save it in another type"
+            )
 
 
 def _identity(weights: Sequence[Path], files: Sequence[Path]) -> str:
@@ -296,6 +331,6 @@ def _identity(weights: Sequence[Path], files: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def staged_bytes(source: Checkpoint) -> int:
+def staged_bytes(checkpoint: Checkpoint) -> int:
     """Return the bytes of the staged copy: weights and small files."""
-    return source.bytes + sum(Path(f).stat().st_size for f in source.files)
+    return checkpoint.bytes + sum(Path(f).stat().st_size for f in checkpoint.files)

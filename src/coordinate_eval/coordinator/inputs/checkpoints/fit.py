@@ -17,7 +17,7 @@ from coordinate_eval._format import brief, plural
 from coordinate_eval._text_config import HEADS, KV_HEADS, WIDTHS, TextConfig
 from coordinate_eval.coordinator.inputs.checkpoints.layers import EXPERTS, LAYERS
 from coordinate_eval.coordinator.inputs.checkpoints.quantized import KEYS
-from coordinate_eval.coordinator.inputs.checkpoints.safetensors_file import Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.sources import Tensor
 from coordinate_eval.errors import UserError
 
 CHECKS: Final = {

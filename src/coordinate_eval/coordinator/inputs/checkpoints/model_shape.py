@@ -19,7 +19,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.quantized import (
     Quantized,
     parameters_in,
 )
-from coordinate_eval.coordinator.inputs.checkpoints.safetensors_file import Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.sources import Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import ITEM_BYTES
 from coordinate_eval.errors import UserError
 

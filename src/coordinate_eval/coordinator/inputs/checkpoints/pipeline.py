@@ -6,12 +6,15 @@ which stages need it differs between families, and between tied and untied weigh
 """
 
 import json
+import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import safetensors_file
+from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import ITEM_BYTES
 from coordinate_eval.records import Checkpoint
 
 _LAYER = re.compile(r"(.*?(?:^|\.)(?:layers|layer|h|blocks|block))\.(\d{1,6})\.")
@@ -39,28 +42,38 @@ def files_of_node(checkpoint: Checkpoint, place: int, nodes: int) -> list[str]:
     index = index_of(checkpoint)
     if index is None or nodes == 1:
         return list(checkpoint.weights)
+    weight_map = safetensors_file.weight_map(index)
+    needed = {weight_map[name] for name in needed_of(checkpoint, weight_map, place, nodes)}
+    return [file for file in checkpoint.weights if Path(file).name in needed]
+
+
+def needed_of(checkpoint: Checkpoint, tensors: Collection[str], place: int, nodes: int) -> set[str]:
+    """Return which tensors the node at a place of a pipeline over so many nodes needs."""
     counts = layers_of_stages(checkpoint.stages, nodes)
     begin = sum(counts[:place])
     mine = range(begin, begin + counts[place])
     last = checkpoint.stages - 1
-    weight_map = safetensors_file.weight_map(index)
-    layers = _layers(weight_map, checkpoint.stages)
-    needed = {
-        file
-        for tensor, file in weight_map.items()
-        # Layers beyond the last predict further tokens, and belong to it.
-        if tensor not in layers or min(layers[tensor], last) in mine
-    }
-    return [file for file in checkpoint.weights if Path(file).name in needed]
+    layers = _layers(tensors, checkpoint.stages)
+    # Layers beyond the last predict further tokens, and belong to it.
+    return {name for name in tensors if name not in layers or min(layers[name], last) in mine}
 
 
 def bytes_of_nodes(checkpoint: Checkpoint, nodes: int) -> list[int]:
-    """Return the bytes of the weight files that each node of a pipeline needs.
+    """Return the bytes of the weights that each node of a pipeline gets.
 
     Raises:
-        UserError: The index cannot be read.
+        UserError: The index, or a header, cannot be read.
     """
-    if nodes == 1 or index_of(checkpoint) is None:
+    if nodes == 1:
+        return [checkpoint.bytes]
+    if checkpoint.converted:
+        sizes = {
+            name: math.prod(shape) * ITEM_BYTES[dtype]
+            for name, (dtype, shape) in checkpoints.source(checkpoint).tensors.items()
+        }
+        needed = (needed_of(checkpoint, sizes, place, nodes) for place in range(nodes))
+        return [sum(sizes[name] for name in names) for names in needed]
+    if index_of(checkpoint) is None:
         return [checkpoint.bytes] * nodes
     return [
         sum(Path(file).stat().st_size for file in files_of_node(checkpoint, place, nodes))
@@ -81,13 +94,13 @@ def shorten_index(folder: Path, files: Sequence[str]) -> None:
     index.write_text(json.dumps({"metadata": {}, "weight_map": kept}), encoding="utf-8")
 
 
-def _layers(weight_map: Mapping[str, str], layers: int) -> dict[str, int]:
+def _layers(tensors: Iterable[str], layers: int) -> dict[str, int]:
     """Return the layer of each tensor that is in one.
 
     None are known where several parts of a model have so many layers, such as an encoder.
     """
     stacks: dict[str, dict[str, int]] = defaultdict(dict)
-    for tensor in weight_map:
+    for tensor in tensors:
         if match := _LAYER.match(tensor):
             stacks[match[1]][tensor] = int(match[2])
     deep = [stack for stack in stacks.values() if len(set(stack.values())) >= layers]

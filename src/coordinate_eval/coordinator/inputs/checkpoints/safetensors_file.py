@@ -2,16 +2,16 @@
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from coordinate_eval import _format
 from coordinate_eval._format import brief, plural
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.coordinator.inputs.checkpoints.sources import Layout, Stored, Tensor, whole
 from coordinate_eval.errors import UserError
 
 MOST_HEADER_BYTES = 32 << 20
@@ -41,13 +41,8 @@ _DTYPES = {
     "BOOL": "bool",
 }
 
-
-class Tensor(NamedTuple):
-    """A tensor of a file, by its header."""
-
-    dtype: str
-    """Such as `bfloat16`."""
-    shape: tuple[int, ...]
+TYPES = {ours: theirs for theirs, ours in _DTYPES.items()}
+"""Names of types in headers, by torch's."""
 
 
 def find(
@@ -65,33 +60,29 @@ def find(
     return ([place / SINGLE], []) if SINGLE in names else None
 
 
-def contents(
-    weights: Sequence[Path], extra: Sequence[Path]
-) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Return the tensors of several files, and the number of parameters by type.
+def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
+    """Return the tensors of several files.
 
     Raises:
-        UserError: As for `read`, or the index does not fit the files.
+        UserError: As for `read`, or the index among `files` does not fit the weights.
     """
-    tensors: dict[str, Tensor] = {}
-    counts: dict[str, int] = {}
+    layouts: dict[str, Layout] = {}
     held: dict[str, list[str]] = {}
     for file in weights:
         found = read(file)
         for name in found:
             held.setdefault(name, []).append(file.name)
-        tensors.update(found)
-        for dtype, shape in found.values():
-            counts[dtype] = counts.get(dtype, 0) + math.prod(shape)
+        layouts.update(found)
         if len(held) > _MOST_TENSORS:
             raise UserError(f"{file.parent} has more than {_MOST_TENSORS:,} tensors")
-    for index in extra:
-        check_index(index, held)
-    return tensors, counts
+    for index in files:
+        if index.name == INDEX:
+            check_index(index, held)
+    return Stored(layouts)
 
 
-def read(file: Path) -> dict[str, Tensor]:
-    """Return the type and the shape of each tensor.
+def read(file: Path) -> dict[str, Layout]:
+    """Return the layout of each tensor.
 
     Raises:
         UserError: The file is torn, not of this format, or its header is too large.
@@ -108,12 +99,17 @@ def read(file: Path) -> dict[str, Tensor]:
             )
         try:
             with safe_open(checkpoint_files.open_path(opened), framework="numpy") as tensors:
-                return {name: _described(tensors, name) for name in tensors.keys()}  # noqa: SIM118
-        except (SafetensorError, MemoryError) as error:  # it is larger than any memory can map
+                found = {name: _described(tensors, name) for name in tensors.keys()}  # noqa: SIM118
+            opened.seek(8)
+            header = json.loads(opened.read(length))
+            begins = {name: 8 + length + header[name]["data_offsets"][0] for name in found}
+        # It is larger than any memory can map, or was replaced meanwhile.
+        except (SafetensorError, MemoryError, ValueError, LookupError, TypeError) as error:
             raise UserError(
                 f"{file} is not whole: {_sizes(opened) or _format.brief(error)}. If it is being "
                 "written, try again afterwards; else copy or save it again"
             ) from error
+    return {name: whole(file, begins[name], *tensor) for name, tensor in found.items()}
 
 
 def _sizes(opened: FileIO) -> str:

@@ -6,19 +6,28 @@ average of several.
 """
 
 import math
-import mmap
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
-from coordinate_eval.coordinator.inputs.checkpoints.safetensors_file import Tensor
 from coordinate_eval.errors import UserError
 
 if TYPE_CHECKING:
     import torch
+
+_READ_BYTES = 64 << 20  # of one call: storage on a network is fastest with large ones
+
+
+class Tensor(NamedTuple):
+    """The type and the shape of a tensor."""
+
+    dtype: str
+    """Such as `bfloat16`."""
+    shape: tuple[int, ...]
 
 
 class Source(Protocol):
@@ -34,6 +43,13 @@ class Source(Protocol):
 
         Raises:
             UserError: Its files were cut short, or are not what their headers say.
+        """
+        ...
+
+    def layout(self, name: str) -> "Layout | None":
+        """Return where the elements of a tensor lie; None if they are computed.
+
+        Tensors of equal layouts are the same.
         """
         ...
 
@@ -58,9 +74,48 @@ class Layout:
     dtype: str
     """Such as `bfloat16`; that of each part."""
     shape: tuple[int, ...]
-    boxes: Sequence[Box]
+    boxes: tuple[Box, ...]
     flat: bool = False
     """The parts have one dimension: they are put together before the tensor gets its shape."""
+
+    @property
+    def put_together(self) -> tuple[int, ...]:
+        """Return the shape that the parts are put together in."""
+        return (math.prod(self.shape),) if self.flat else self.shape
+
+    def runs(self) -> "list[Run] | None":
+        """Return the ranges of files that follow one another in the tensor.
+
+        Return None if elements lie in another order.
+        """
+        strides = contiguous(self.put_together)
+        found = []
+        for box in self.boxes:
+            if not _in_order(box, self.put_together):
+                return None
+            first = sum(start * stride for start, stride in zip(box.begin, strides, strict=True))
+            found.append(Run(box.file, box.at, first, math.prod(box.shape)))
+        return found
+
+
+class Run(NamedTuple):
+    """Elements that follow one another in a file, and in a tensor."""
+
+    file: Path
+    at: int
+    """The byte of the file where the first one begins."""
+    first: int
+    """Elements of the tensor before them."""
+    elements: int
+
+
+def _in_order(box: Box, shape: Sequence[int]) -> bool:
+    """Return whether the elements of a part follow one another in its file and in its tensor."""
+    long = [place for place, length in enumerate(box.shape) if length != 1]
+    plain = contiguous(box.shape)
+    return all(box.strides[place] == plain[place] for place in long) and all(
+        box.shape[place] == shape[place] for place in range(long[0] + 1 if long else 0, len(shape))
+    )
 
 
 class Stored:
@@ -83,17 +138,42 @@ class Stored:
 
     def read(self, name: str) -> "torch.Tensor":
         """Return a tensor, put together of its parts."""
-        import torch
+        return put_together(self._layouts[name])
 
-        layout = self._layouts[name]
-        shape = (math.prod(layout.shape),) if layout.flat else layout.shape
-        whole = torch.empty(shape, dtype=getattr(torch, layout.dtype))
-        for box in layout.boxes:
-            target = whole
-            for dimension, (start, length) in enumerate(zip(box.begin, box.shape, strict=True)):
-                target = target.narrow(dimension, start, length)
-            _fill(target, box, layout.dtype)
-        return whole.reshape(layout.shape)
+    def layout(self, name: str) -> Layout:
+        """Return where the elements of a tensor lie."""
+        return self._layouts[name]
+
+
+def whole(file: Path, at: int, dtype: str, shape: tuple[int, ...]) -> Layout:
+    """Return the layout of a tensor whose elements lie in a file, one after another."""
+    return Layout(dtype, shape, (Box(file, at, shape, contiguous(shape), (0,) * len(shape)),))
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a tensor of this shape whose elements lie one after another."""
+    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
+
+
+def put_together(layout: Layout) -> "torch.Tensor":
+    """Return the tensor of a layout, read from its files.
+
+    Raises:
+        UserError: A file was cut short, or its type is none of torch's.
+    """
+    import torch
+
+    kind = getattr(torch, layout.dtype, None)
+    if not isinstance(kind, torch.dtype):
+        where = f"{layout.boxes[0].file}: " if layout.boxes else ""
+        raise UserError(f"{where}torch has no numbers of type {layout.dtype}")
+    made = torch.empty(layout.put_together, dtype=kind)
+    for box in layout.boxes:
+        target = made
+        for dimension, (start, length) in enumerate(zip(box.begin, box.shape, strict=True)):
+            target = target.narrow(dimension, start, length)
+        _fill(target, box)
+    return made.reshape(layout.shape)
 
 
 def _check_cover(name: str, layout: Layout) -> None:
@@ -101,7 +181,7 @@ def _check_cover(name: str, layout: Layout) -> None:
 
     Parts that neither overlap nor reach beyond it, and have as many elements, are all of it.
     """
-    shape = (math.prod(layout.shape),) if layout.flat else layout.shape
+    shape = layout.put_together
     elements = 0
     boxes = [box for box in layout.boxes if math.prod(box.shape)]
     for box in boxes:
@@ -137,21 +217,32 @@ def _overlap(boxes: Sequence[Box]) -> bool:
     return False
 
 
-def _fill(target: "torch.Tensor", box: Box, dtype: str) -> None:
+def _fill(target: "torch.Tensor", box: Box) -> None:
     """Copy a part from its file into a view of the tensor."""
     import torch
 
-    kind = getattr(torch, dtype)
-    span = 1 + sum((n - 1) * s for n, s in zip(box.shape, box.strides, strict=True))
     if not target.numel():
         return
+    span = 1 + sum((n - 1) * s for n, s in zip(box.shape, box.strides, strict=True))
+    straight = target.is_contiguous() and _in_order(box, box.shape)
+    found = target if straight else torch.empty(span, dtype=target.dtype)
     with checkpoint_files.opened(box.file, weights=True) as opened:
-        need = box.at + span * kind.itemsize
-        if os.fstat(opened.fileno()).st_size < need:
-            raise UserError(f"{box.file} was cut short. Copy it again, or save it again")
-        start = box.at // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-        with mmap.mmap(opened.fileno(), need - start, prot=mmap.PROT_READ, offset=start) as mapped:
-            raw = bytearray(span * kind.itemsize)
-            raw[:] = mapped[box.at - start : need - start]
-    found = torch.frombuffer(raw, dtype=kind)
-    target.copy_(found.as_strided(box.shape, box.strides))
+        raw = found.reshape(-1).view(torch.uint8).numpy().data
+        read_into(opened, box.at, raw, box.file)
+    if not straight:
+        target.copy_(found.as_strided(box.shape, box.strides))
+
+
+def read_into(opened: FileIO, at: int, target: memoryview, path: Path) -> None:
+    """Read the bytes of a file from `at` on, as many as there is room for.
+
+    Raises:
+        UserError: The file has less.
+    """
+    done = 0
+    while done < len(target):
+        part = target[done : done + _READ_BYTES]
+        count = os.preadv(opened.fileno(), [part], at + done)
+        if not count:
+            raise UserError(f"{path} was cut short. Copy it again, or save it again")
+        done += count

@@ -5,17 +5,18 @@ an entry `<name>/data/<key>`. It is believed about sizes only as far as its own:
 compresses nothing, so what a file holds is no larger than the file.
 """
 
+import os
 import re
 import struct
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from coordinate_eval import _format
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, torch_pickle
-from coordinate_eval.coordinator.inputs.checkpoints.safetensors_file import Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.sources import Box, Layout, Stored
 from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import (
     HOW_TO_SAVE,
     ITEM_BYTES,
@@ -30,6 +31,7 @@ _STATE_KEYS = ("model_state_dict", "state_dict", "model", "module")
 _MOST_PICKLE_BYTES = 64 << 20
 _MOST_DIRECTORY_BYTES = 16 << 20  # 200,000 storages; read, it takes ten times as much
 _SLACK_BYTES = 1 << 20
+_LOCAL_HEADER_BYTES = 30
 # What zipfile raises at one damage or another.
 _DAMAGED = (
     zipfile.BadZipFile,
@@ -69,40 +71,66 @@ def find(
     return (files, []) if len(files) == 1 else None
 
 
-def contents(
-    weights: Sequence[Path], extra: Sequence[Path]
-) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Return the tensors of the only file, as `read` does."""
-    (file,) = weights
-    return read(file)
-
-
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Return the tensors of a torch.save file, and its parameters by type.
-
-    The names are those of the model. Shared storages count once.
+def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
+    """Return the tensors of the model in the only file, under the model's own names.
 
     Raises:
-        UserError: The file is torn, of the old format, would run code, or has no state dict.
+        UserError: As for `read`, or the file has no state dict.
+    """
+    (path,) = weights
+    tree, storages = read(path)
+    tensors = model_tensors(tree, path)
+    names = own_names(tensors)
+    if len(set(names.values())) < len(names):
+        raise UserError(f"{path} has tensors that differ only in the names of wrappers")
+    check_total((t.elements * ITEM_BYTES[t.dtype] for t in tensors.values()), path)
+    return Stored({names[n]: layout_of(t, storages, path) for n, t in tensors.items()})
+
+
+class Storage(NamedTuple):
+    """Where the elements of tensors lie in a file."""
+
+    at: int
+    bytes: int
+
+
+def read(path: Path) -> tuple[object, dict[str, Storage]]:
+    """Return what a torch.save file holds, as `torch_pickle.walk` does, and its storages by key.
+
+    Raises:
+        UserError: The file is torn, of the old format, or would run code.
     """
     with checkpoint_files.opened(path, weights=True) as opened:
         try:
             with zipfile.ZipFile(_Portions(opened)) as archive:
-                name, sizes = _contents(archive, path)
+                name, entries = _contents(archive, path)
                 tree = torch_pickle.walk(_pickle(archive, name), path)
+                storages = {key: _place(opened, entry) for key, entry in entries.items()}
         except _DAMAGED as error:
             raise UserError(_why_no_archive(path, opened)) from error
-    tensors = model_tensors(tree, lambda value: isinstance(value, StoredTensor), path)
-    counts: dict[str, int] = {}
-    for key, dtype in {tensor.key: tensor.dtype for tensor in tensors.values()}.items():
-        if key not in sizes:
-            raise UserError(
-                f"{path} is incomplete: it lacks the data of storage {_format.brief(key)}"
-            )
-        counts[dtype] = counts.get(dtype, 0) + sizes[key] // ITEM_BYTES[dtype]
-    check_total((t.elements * ITEM_BYTES[t.dtype] for t in tensors.values()), path)
-    names = own_names(tensors)
-    return {names[n]: Tensor(t.dtype, t.shape) for n, t in tensors.items()}, counts
+    return tree, storages
+
+
+def layout_of(tensor: StoredTensor, storages: Mapping[str, Storage], path: Path) -> Layout:
+    """Return where the elements of a tensor lie in its file.
+
+    Raises:
+        UserError: Its storage is not there, or ends before the tensor does.
+    """
+    storage = storages.get(tensor.key)
+    if storage is None:
+        raise UserError(
+            f"{path} is incomplete: it lacks the data of storage {_format.brief(tensor.key)}"
+        )
+    if tensor.end > storage.bytes:
+        raise UserError(
+            f"{path} is damaged: a tensor of shape {list(tensor.shape)} ends beyond its storage "
+            f"{_format.brief(tensor.key)}"
+        )
+    at = storage.at + tensor.offset * ITEM_BYTES[tensor.dtype]
+    begin = (0,) * len(tensor.shape)
+    box = Box(path, at, tensor.shape, tensor.strides, begin)
+    return Layout(tensor.dtype, tensor.shape, (box,))
 
 
 def own_names(names: Iterable[str]) -> dict[str, str]:
@@ -145,8 +173,21 @@ class _Portions:
         return self._file.read(count)
 
 
-def _contents(archive: zipfile.ZipFile, path: Path) -> tuple[str, dict[str, int]]:
-    """Return the name of the pickle, and the bytes of each storage by key.
+def _place(file: FileIO, entry: zipfile.ZipInfo) -> Storage:
+    """Return where the content of an entry begins: behind its header, its name and what pads it.
+
+    Raises:
+        BadZipFile: There is no such header.
+    """
+    head = os.pread(file.fileno(), _LOCAL_HEADER_BYTES, entry.header_offset)
+    if len(head) < _LOCAL_HEADER_BYTES or not head.startswith(b"PK\3\4"):
+        raise zipfile.BadZipFile
+    names = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+    return Storage(entry.header_offset + _LOCAL_HEADER_BYTES + names, entry.file_size)
+
+
+def _contents(archive: zipfile.ZipFile, path: Path) -> tuple[str, dict[str, zipfile.ZipInfo]]:
+    """Return the name of the pickle, and the entry of each storage by key.
 
     Raises:
         UserError: It is not an archive that torch.save wrote.
@@ -170,9 +211,12 @@ def _contents(archive: zipfile.ZipFile, path: Path) -> tuple[str, dict[str, int]
     if pickles[0].file_size > _MOST_PICKLE_BYTES:
         raise UserError(f"{path} holds more than tensors. {HOW_TO_SAVE}")
     name = pickles[0].filename
-    prefix = name.removesuffix("data.pkl") + "data/"
+    top = name.removesuffix("data.pkl")
+    if f"{top}byteorder" in archive.namelist() and archive.read(f"{top}byteorder") != b"little":
+        raise UserError(f"{path} was saved on a machine of another byte order: save it on this one")
+    prefix = f"{top}data/"
     return name, {
-        entry.filename.removeprefix(prefix): entry.file_size
+        entry.filename.removeprefix(prefix): entry
         for entry in entries
         if entry.filename.startswith(prefix)
     }
@@ -183,7 +227,7 @@ def _pickle(archive: zipfile.ZipFile, name: str) -> bytes:
         return b"".join(iter(lambda: file.read(1 << 20), b""))
 
 
-def model_tensors(tree: object, is_tensor: Callable[[object], bool], path: Path) -> dict[str, Any]:
+def model_tensors(tree: object, path: Path) -> dict[str, StoredTensor]:
     """Return the state dict in a saved object: the object itself, or under a trainer's key.
 
     Everything else, such as an optimizer's state, is left out.
@@ -196,7 +240,7 @@ def model_tensors(tree: object, is_tensor: Callable[[object], bool], path: Path)
         if isinstance(tree, dict) and isinstance(tree.get(key), dict):
             tree = tree[key]
     if isinstance(tree, dict):
-        found = {name: value for name, value in tree.items() if is_tensor(value)}
+        found = {name: value for name, value in tree.items() if isinstance(value, StoredTensor)}
         if found and all(isinstance(name, str) for name in found):
             return found
     some = [repr(key)[:60] for key in list(tree)[:8]] if isinstance(tree, dict) else []

@@ -121,11 +121,22 @@ class StoredTensor:
     key: str
     dtype: str
     shape: tuple[int, ...]
+    offset: int
+    """Elements of its type before the first one, in its storage."""
+    strides: tuple[int, ...]
 
     @property
     def elements(self) -> int:
         """Return the number of its elements."""
         return math.prod(self.shape)
+
+    @property
+    def end(self) -> int:
+        """Return the bytes of its storage up to its last element."""
+        if not self.elements:
+            return 0
+        last = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+        return (self.offset + last + 1) * ITEM_BYTES[self.dtype]
 
 
 def walk(pickled: bytes, path: Path) -> object:
@@ -363,16 +374,21 @@ def _has_number(arguments: object) -> bool:
     return isinstance(arguments, tuple) and any(isinstance(each, int) for each in arguments)
 
 
-def _shape(arguments: tuple[object, ...]) -> tuple[int, ...]:
-    """Return the shape of a tensor that `(storage, offset, sizes, …)` describes."""
-    sizes = arguments[2]
-    if not isinstance(sizes, tuple) or len(sizes) > _MOST_DIMENSIONS:
+def _place(arguments: tuple[object, ...]) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
+    """Return shape, offset and strides of a tensor that `(storage, offset, sizes, …)` describes."""
+    offset, sizes, strides = arguments[1:4]
+    if not isinstance(sizes, tuple) or not isinstance(strides, tuple):
         raise ValueError("a tensor is described wrongly")
-    if not all(type(size) is int and 0 <= size <= _MOST_ELEMENTS for size in sizes):
+    if len(sizes) != len(strides) or len(sizes) > _MOST_DIMENSIONS:
+        raise ValueError("a tensor is described wrongly")
+    if not all(type(n) is int and 0 <= n <= _MOST_ELEMENTS for n in (offset, *sizes, *strides)):
         raise ValueError("a tensor's sizes are described wrongly")
     if math.prod(sizes) > _MOST_ELEMENTS:
         raise ValueError("a tensor is larger than any memory")
-    return sizes
+    if any(isinstance(each, _Dict) and each for each in arguments[4:]):
+        raise ValueError("a tensor is conjugated, negated, or has hooks")
+    assert type(offset) is int
+    return sizes, offset, strides
 
 
 def _tensors(arguments: object, depth: int = 2) -> Iterator[StoredTensor]:
@@ -391,6 +407,6 @@ def _tensors(arguments: object, depth: int = 2) -> Iterator[StoredTensor]:
             yield value
         elif isinstance(value, _Storage):
             dtype = value.dtype or (named or ["uint8"])[0]
-            yield StoredTensor(value.key, dtype, _shape(arguments))
+            yield StoredTensor(value.key, dtype, *_place(arguments))
         elif isinstance(value, tuple):
             yield from _tensors(value, depth - 1)

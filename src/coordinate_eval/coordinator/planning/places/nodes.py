@@ -18,7 +18,7 @@ from coordinate_eval.errors import UserError
 from coordinate_eval.priors import gpus
 from coordinate_eval.priors.conditions import model_of, sequences
 from coordinate_eval.priors.roofline import Work, gpu_seconds
-from coordinate_eval.records import Checkpoint, CheckpointFormat
+from coordinate_eval.records import Checkpoint
 
 LEAST_KEEPER_CPUS, MOST_KEEPER_CPUS = 1, 4
 """Fewest cores of a node's keeper. It gets them even if a trial then has no room."""
@@ -165,7 +165,7 @@ def _speed(demand: Demand, choice: ChosenNodes) -> tuple[float, int]:
 
 def keeper_gib(checkpoint: Checkpoint, settings: Settings, nodes_per_trial: int = 1) -> float:
     """Return the host memory that a keeper of this checkpoint asks for, in GiB."""
-    converting = checkpoint.format is CheckpointFormat.TORCH
+    converting = checkpoint.converted
     staged = checkpoints.staged_bytes(checkpoint) - checkpoint.bytes
     staged += max(pipeline.bytes_of_nodes(checkpoint, nodes_per_trial))
     return jobs.keeper_memory_gib(staged, converting, settings.stage)

@@ -1,174 +1,256 @@
-"""Conversion of a state dict written by torch.save into safetensors, the format engines read.
+"""The tensors of a source, written as safetensors: what engines read, whatever training wrote.
 
-The weights are mapped, not read: only one shard is in memory at a time. The pickle is first
-checked without being executed (`inputs/checkpoints/torch_file.py`), then loaded with torch's
-restricted loader.
+The header of a file follows from types and shapes, so its size is known before a tensor is read.
+Several threads then write to several files, each tensor to its place. Where a tensor lies in files
+as it is, ranges of these are copied. Else it is read, whole: few at a time, so that memory is
+bounded. Whoever is killed leaves files that are whole, and whoever goes on keeps them.
 """
 
 import contextlib
 import json
-import pickle
-import resource
-import tempfile
-from collections.abc import Callable, Iterator
+import math
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from functools import partial
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
-from coordinate_eval._format import brief
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, torch_file
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, safetensors_file
+from coordinate_eval.coordinator.inputs.checkpoints.sources import Run, Source
+from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import ITEM_BYTES
+from coordinate_eval.coordinator.workers.on_node import copying
 from coordinate_eval.errors import UserError
 
-if TYPE_CHECKING:
-    import torch
+SHARD_BYTES = 2_000_000_000
+"""Largest file. A larger tensor has a file of its own."""
 
-SHARD_BYTES = 5_000_000_000
-"""Largest shard, as in `save_pretrained`. A larger tensor is a shard of its own."""
+READ_BYTES = 1 << 30
+"""Most bytes of tensors that are read whole at the same time, unless one alone has more."""
 
-_LOADER_BYTES = 1 << 30
+_UNFINISHED = ".part"
 
 
-def torch_to_safetensors(
-    source: Path,
-    target: Path,
-    progress: Callable[[int], None],
+class _Shard(NamedTuple):
+    """A file to write."""
+
+    path: Path
+    header: bytes
+    begins: dict[str, int]
+    """The byte where each of its tensors begins."""
+    size: int
+
+    def whole(self) -> bool:
+        """Return whether it has been written."""
+        return self.path.is_file() and self.path.stat().st_size == self.size
+
+    @property
+    def unfinished(self) -> Path:
+        """Return its path while it is being written."""
+        return self.path.with_name(f"{self.path.name}{_UNFINISHED}")
+
+
+def write(
+    source: Source,
+    folder: Path,
+    report: Callable[[int], None],
+    needed: Collection[str] | None = None,
     *,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write the weights in `source` into the folder `target`, as `save_pretrained` would.
+    """Write the tensors of a source into a folder, as `save_pretrained` would.
 
-    Files appear under their names when they are whole, the index last. The `config.json` in
-    `target`, or else the one beside `source`, tells whether embeddings are tied.
+    Files appear under their names when they are whole, the index last. Files that are there stay:
+    they must be of the same source. The `config.json` in the folder tells whether embeddings are
+    tied: if so, an output layer that is the embedding itself is left out.
 
     Args:
-        source: a file written by torch.save.
-        target: folder of the safetensors files.
-        progress: called with the bytes of weights written so far.
+        source: the tensors.
+        folder: of the files.
+        report: called with the bytes written so far.
+        needed: names of the tensors to write; None for all.
         shard_bytes: most bytes of one file.
 
     Raises:
-        UserError: the file is torn, would execute code, or holds no state dict.
+        UserError: A weight file was cut short, or its numbers are of a type that safetensors lack.
+        OSError: A file cannot be read or written.
     """
-    import torch
+    names = [
+        name
+        for name in _without_tied(source, _ties_embeddings(folder))
+        if needed is None or name in needed
+    ]
+    shards = _shards(source, sorted(names), folder, shard_bytes)
+    done = sum(shard.size - len(shard.header) for shard in shards if shard.whole())
+    report(done)
+    left = [shard for shard in shards if not shard.whole()]
+    reading = threading.BoundedSemaphore(_readers(source, left))
+    for first in range(0, len(left), copying.THREADS):
+        for count in _write(source, left[first : first + copying.THREADS], reading):
+            done += count
+            report(done)
+    if len(shards) > 1:
+        _write_index(folder, shards, done)
 
-    torch_file.read(source)
-    with checkpoint_files.opened(source, weights=True) as opened:
-        path = checkpoint_files.open_path(opened)
-        try:
-            with _bounded_memory(source.stat().st_size):
-                tree = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, MemoryError) as error:
-            raise UserError(f"{source} cannot be loaded as weights: {brief(error)}") from error
-    found = torch_file.model_tensors(tree, lambda value: isinstance(value, torch.Tensor), source)
-    torch_file.check_total((tensor.nbytes for tensor in found.values()), source)
-    tensors = _without_tied(_renamed(found, source), _ties_embeddings(source, target))
-    _write(_shards(tensors, shard_bytes), target, progress)
 
-
-@contextlib.contextmanager
-def _bounded_memory(size: int) -> Iterator[None]:
-    """Let this process map no more memory than a file of `size` bytes asks for, in the block.
-
-    The file is mapped once. What its pickle makes is smaller, or it is no file of weights.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + 2 * size + _LOADER_BYTES
-    allowed = [each for each in (limit, soft, hard) if each != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(allowed), hard))
+def _ties_embeddings(folder: Path) -> bool:
     try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        config = json.loads(checkpoint_files.read(folder / "config.json"))
+    except (UserError, OSError, ValueError, RecursionError):  # judged by `checkpoint.inspect`
+        return False
+    return isinstance(config, dict) and config.get("tie_word_embeddings") is True
 
 
-def _renamed(tensors: dict[str, Any], source: Path) -> "dict[str, torch.Tensor]":
-    """Return the tensors under the model's own names, without those of training wrappers."""
-    names = torch_file.own_names(tensors)
-    if len(set(names.values())) < len(names):
-        raise UserError(f"{source} has tensors that differ only in the names of wrappers")
-    return {names[old]: tensor for old, tensor in tensors.items()}
+def _without_tied(source: Source, tied: bool) -> list[str]:
+    """Return the names of the tensors, without an output layer that is the embedding itself."""
+    names = list(source.tensors)
+    heads = [name for name in names if name.split(".")[-2:] == ["lm_head", "weight"]]
+    if not tied or not heads:
+        return names
+    others = {source.layout(name) for name in names if name not in heads}
+    return [
+        name for name in names if name not in heads or source.layout(name) not in others - {None}
+    ]
 
 
-def _ties_embeddings(source: Path, target: Path) -> bool:
-    for folder in (target, source.parent):
-        try:
-            config = json.loads(checkpoint_files.read(folder / "config.json"))
-        except (
-            UserError,
-            OSError,
-            ValueError,
-            RecursionError,
-        ):  # judged by `checkpoint.inspect`, not here
-            continue
-        return isinstance(config, dict) and config.get("tie_word_embeddings") is True
-    return False
-
-
-def _without_tied(tensors: "dict[str, torch.Tensor]", tied: bool) -> "dict[str, torch.Tensor]":
-    """Return the tensors without an output layer that is the embedding itself."""
-    if not tied:
-        return tensors
-    places = [_storage(tensor) for tensor in tensors.values()]
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if not (
-            name.split(".")[-2:] == ["lm_head", "weight"] and places.count(_storage(tensor)) > 1
-        )
-    }
-
-
-def _storage(tensor: "torch.Tensor") -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
-
-
-def _shards(tensors: "dict[str, torch.Tensor]", limit: int) -> "list[dict[str, torch.Tensor]]":
-    shards: list[dict[str, torch.Tensor]] = [{}]
+def _shards(source: Source, names: Sequence[str], folder: Path, limit: int) -> list[_Shard]:
+    """Return the files for these tensors, with as many in each as fit."""
+    groups: list[list[str]] = [[]]
     size = 0
-    for name, tensor in sorted(tensors.items()):
-        if shards[-1] and size + tensor.nbytes > limit:
-            shards.append({})
+    for name in names:
+        length = _bytes(source, name)
+        if groups[-1] and size + length > limit:
+            groups.append([])
             size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
-    return shards
+        groups[-1].append(name)
+        size += length
+    return [
+        _shard(source, group, folder / _file_name(number, len(groups)))
+        for number, group in enumerate(groups, start=1)
+    ]
+
+
+def _file_name(number: int, count: int) -> str:
+    if count == 1:
+        return safetensors_file.SINGLE
+    return f"model-{number:05}-of-{count:05}.safetensors"
+
+
+def _shard(source: Source, names: Sequence[str], path: Path) -> _Shard:
+    """Return a file: those with the largest elements first, so that each lies at a multiple."""
+    begins: dict[str, int] = {}
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name in sorted(names, key=lambda name: (-ITEM_BYTES[source.tensors[name].dtype], name)):
+        dtype, shape = source.tensors[name]
+        begins[name], end = at, at + _bytes(source, name)
+        header[name] = {
+            "dtype": safetensors_file.TYPES[dtype],
+            "shape": shape,
+            "data_offsets": [at, end],
+        }
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+    return _Shard(path, head, {n: len(head) + b for n, b in begins.items()}, len(head) + at)
+
+
+def _bytes(source: Source, name: str) -> int:
+    dtype, shape = source.tensors[name]
+    return ITEM_BYTES[dtype] * math.prod(shape)
+
+
+def _readers(source: Source, shards: Sequence[_Shard]) -> int:
+    """Return how many tensors may be read whole at a time: each takes twice its size."""
+    largest = max((_bytes(source, n) for shard in shards for n in shard.begins), default=0)
+    return max(1, min(copying.THREADS, READ_BYTES // max(1, 2 * largest)))
 
 
 def _write(
-    shards: "list[dict[str, torch.Tensor]]", target: Path, progress: Callable[[int], None]
-) -> None:
-    from safetensors.torch import save_file
-
-    names = [
-        f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)
-    ]
-    if len(shards) == 1:
-        names = ["model.safetensors"]
-    target.mkdir(parents=True, exist_ok=True)
-    written = 0
-    with tempfile.TemporaryDirectory(dir=target, prefix=".convert-") as unfinished:
-        for name, shard in zip(names, shards, strict=True):
-            save_file(_separate(shard), Path(unfinished, name), metadata={"format": "pt"})
-            written += sum(tensor.nbytes for tensor in shard.values())
-            progress(written)
-        if len(shards) > 1:
-            index = {
-                "metadata": {"total_size": written},
-                "weight_map": {t: n for n, s in zip(names, shards, strict=True) for t in s},
-            }
-            names.append("model.safetensors.index.json")
-            Path(unfinished, names[-1]).write_text(json.dumps(index, indent=2), encoding="utf-8")
-        for name in names:
-            Path(unfinished, name).replace(target / name)
+    source: Source, shards: Sequence[_Shard], reading: threading.BoundedSemaphore
+) -> Iterator[int]:
+    """Write several files at once, and yield the bytes of each part that is written."""
+    with contextlib.ExitStack() as stack:
+        parts = [list(_parts(source, shard, _open(stack, shard), reading)) for shard in shards]
+        pool = ThreadPoolExecutor(copying.THREADS)
+        # All threads have ended before the files are closed.
+        stack.callback(pool.shutdown, cancel_futures=True)
+        # One file takes one write at a time, so the parts of all are mixed.
+        order = filter(None, chain.from_iterable(zip_longest(*parts)))
+        of_part: dict[Future[int], _Shard] = {pool.submit(part): shard for shard, part in order}
+        left = {shard.path: len(found) for shard, found in zip(shards, parts, strict=True)}
+        for shard in shards:
+            if not left[shard.path]:
+                shard.unfinished.replace(shard.path)
+        for future in as_completed(of_part):
+            yield future.result()
+            shard = of_part[future]
+            left[shard.path] -= 1
+            if not left[shard.path]:
+                shard.unfinished.replace(shard.path)
 
 
-def _separate(shard: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-    """Return the tensors contiguous and without shared memory, as the format requires."""
-    seen: set[int] = set()
-    separate = {}
-    for name, tensor in shard.items():
-        storage = tensor.untyped_storage().data_ptr()
-        separate[name] = tensor.clone() if storage in seen else tensor
-        separate[name] = separate[name].contiguous()
-        seen.add(storage)
-    return separate
+def _open(stack: contextlib.ExitStack, shard: _Shard) -> int:
+    """Open a file of its full size with its header, until the stack is closed."""
+    shard.unfinished.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    target = os.open(shard.unfinished, flags, 0o600)
+    stack.callback(os.close, target)
+    os.ftruncate(target, shard.size)
+    copying.write(target, memoryview(shard.header), 0)
+    return target
+
+
+def _parts(
+    source: Source, shard: _Shard, target: int, reading: threading.BoundedSemaphore
+) -> Iterator[tuple[_Shard, Callable[[], int]]]:
+    """Yield what writes a part of a file and returns its bytes, for all of its tensors."""
+    for name, begin in shard.begins.items():
+        layout = source.layout(name)
+        runs = None if layout is None else layout.runs()
+        if not _bytes(source, name):
+            continue
+        if runs is None:
+            yield shard, partial(_write_tensor, source, name, target, begin, reading)
+            continue
+        item = ITEM_BYTES[source.tensors[name].dtype]
+        for run in runs:
+            for first in range(0, run.elements * item, copying.RANGE_BYTES):
+                length = min(copying.RANGE_BYTES, run.elements * item - first)
+                at = begin + run.first * item + first
+                yield shard, partial(_copy, run, first, length, target, at)
+
+
+def _write_tensor(
+    source: Source, name: str, target: int, at: int, reading: threading.BoundedSemaphore
+) -> int:
+    import torch
+
+    with reading:
+        tensor = source.read(name)
+        expected = source.tensors[name]
+        found = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        assert found == expected, f"{name}: {found} instead of {expected}"
+        raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+        copying.write(target, raw, at)
+        return len(raw)
+
+
+def _copy(run: Run, first: int, length: int, target: int, at: int) -> int:
+    with checkpoint_files.opened(run.file, weights=True) as opened:
+        copying.copy_range(run.file, opened.fileno(), run.at + first, target, at, length)
+    return length
+
+
+def _write_index(folder: Path, shards: Sequence[_Shard], total: int) -> None:
+    index = {
+        "metadata": {"total_size": total},
+        "weight_map": {name: shard.path.name for shard in shards for name in shard.begins},
+    }
+    path = folder / safetensors_file.INDEX
+    unfinished = path.with_name(f"{path.name}{_UNFINISHED}")
+    unfinished.write_text(json.dumps(index, indent=2), encoding="utf-8")
+    unfinished.replace(path)

@@ -80,23 +80,38 @@ def _open(stack: contextlib.ExitStack, path: Path, folder: Path) -> _File:
 
 
 def _copy_range(file: _File, start: int) -> int:
-    """Copy the range that begins at byte `start`. Return its bytes."""
-    stop = min(start + RANGE_BYTES, file.size)
-    buffer = memoryview(bytearray(_BUFFER_BYTES))
-    at = start
-    while at < stop:
-        count = os.preadv(file.source, [buffer[: stop - at]], at)
+    """Copy the range of a file that begins at byte `start`. Return its bytes."""
+    length = min(RANGE_BYTES, file.size - start)
+    copy_range(file.path, file.source, start, file.target, start, length)
+    return length
+
+
+def copy_range(path: Path, source: int, start: int, target: int, to: int, length: int) -> None:
+    """Copy bytes of an open file from `start` on into another one from `to` on.
+
+    Raises:
+        UserError: The file, whose `path` is named, was cut short.
+        OSError: A file cannot be read or written.
+    """
+    buffer = memoryview(bytearray(min(_BUFFER_BYTES, length)))
+    done = 0
+    while done < length:
+        count = os.preadv(source, [buffer[: length - done]], start + done)
         if not count:
             raise UserError(
-                f"{file.path} was cut short while it was copied; "
+                f"{path} was cut short while it was copied; "
                 "submit its checkpoint again when it is completely saved"
             )
-        part = buffer[:count]
-        while part:  # a write is short where memory is nearly full
-            written = os.pwrite(file.target, part, at)
-            part, at = part[written:], at + written
-    _drop(file.source, start, stop - start)
-    return stop - start
+        write(target, buffer[:count], to + done)
+        done += count
+    _drop(source, start, length)
+
+
+def write(target: int, part: memoryview, at: int) -> None:
+    """Write bytes into an open file, from byte `at` on."""
+    while part:  # a write is short where memory is nearly full, or above 2 GiB
+        written = os.pwrite(target, part, at)
+        part, at = part[written:], at + written
 
 
 def _drop(descriptor: int, start: int, length: int) -> None:

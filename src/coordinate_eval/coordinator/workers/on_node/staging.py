@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -24,13 +24,14 @@ from coordinate_eval import _files
 from coordinate_eval._format import size
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import clean_files, pipeline
-from coordinate_eval.coordinator.workers.on_node import node_memory
+from coordinate_eval.coordinator.workers.on_node import convert, node_memory
 from coordinate_eval.coordinator.workers.on_node.copying import copy_files
 from coordinate_eval.coordinator.workers.signals import ignore_signals
 from coordinate_eval.errors import CoordinateError, UserError
-from coordinate_eval.records import Checkpoint, CheckpointFormat, Record
+from coordinate_eval.records import Checkpoint, Record
 
 _MANIFEST = "manifest.json"
+_BEGUN = ".converting"  # has the identity of the checkpoint while it is converted
 
 SPARE_BYTES = 4 * 2**30
 """Room that large weights leave for what processes of engines share: vLLM's queues between eight
@@ -110,7 +111,7 @@ class StagedWeights:
                 they do where the node has no room for a copy.
 
         Raises:
-            CoordinateError: a `.pt` file would have to be converted in more memory than that.
+            CoordinateError: weights would have to be converted in more memory than that.
             UserError: the checkpoint changed, or there is no room.
         """
         assert self._lock is not None, "copy() outside hold()"
@@ -119,12 +120,10 @@ class StagedWeights:
                 return True
             if not alone:
                 return False
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder.mkdir(mode=0o700)
+            _empty(self.folder, source)
             began = time.monotonic()
             try:
-                files = pipeline.files_of_node(source, *self._part)
-                linked = _copy_all(source, files, self.folder, report, most_bytes)
+                linked = _copy_all(source, self._part, self.folder, report, most_bytes)
             except BaseException as error:
                 shutil.rmtree(self.folder, ignore_errors=True)
                 if not isinstance(error, OSError):
@@ -157,39 +156,48 @@ class StagedWeights:
         return node_memory.remove_abandoned(self.user_folder, self._lock_path)
 
 
+def _empty(folder: Path, source: Checkpoint) -> None:
+    """Make a folder, with nothing in it but converted files that a killed process left whole."""
+    begun = folder / _BEGUN
+    kept: set[Path] = set()
+    if source.converted and begun.is_file() and begun.read_text() == source.identity:
+        kept = set(folder.glob("*.safetensors"))
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for path in set(folder.iterdir()) - kept:
+        path.unlink()
+    if source.converted:
+        begun.write_text(source.identity)
+
+
 def _copy_all(
     source: Checkpoint,
-    files: Sequence[str],
+    part: tuple[int, int],
     folder: Path,
     report: Callable[[int], None],
     most_bytes: float,
 ) -> bool:
-    """Copy or convert a checkpoint into an empty folder, and write the manifest.
+    """Copy or convert a checkpoint into a folder, and write the manifest.
 
-    Of its weights, that has these files. Return whether the weights are only linked, since they are
-    larger than `most_bytes`, or than the room that there is, which is said in the log.
+    Of its weights, copy what the node at this place of so many needs. Return whether the weights
+    are only linked, since they are larger than `most_bytes`, or than the room that there is, which
+    is said in the log.
     """
     clean_files.copy(source.files, folder)
-    if len(files) < len(source.weights):
-        pipeline.shorten_index(folder, files)
-    needed = source.bytes
-    if source.format is CheckpointFormat.SAFETENSORS:
-        needed = sum(Path(name).stat().st_size for name in files)
-    linked = needed > most_bytes
-    if source.format is CheckpointFormat.TORCH:
-        if linked:
+    linked = False
+    if source.converted:
+        if source.bytes > most_bytes:
             raise CoordinateError(
                 f"no keeper has converted {source.path}, and a trial's memory has no room for it: "
                 "see the keeper's log, or raise [trial] memory_gib"
             )
-        from coordinate_eval.coordinator.workers.on_node.convert import torch_to_safetensors
-
-        torch_to_safetensors(Path(source.weights[0]), folder, report)
-    elif linked or (linked := _lacks_room(source.path, needed, folder)):
-        for name in files:
-            (folder / Path(name).name).symlink_to(name)
+        opened = checkpoints.source(source)
+        needed = None if part[1] == 1 else pipeline.needed_of(source, opened.tensors, *part)
+        convert.write(opened, folder, report, needed)
+        (folder / _BEGUN).unlink()
     else:
-        copy_files([Path(name) for name in files], folder, report)
+        linked = _copy_or_link(source, part, folder, report, most_bytes)
     if not checkpoints.unchanged(source):
         raise UserError(
             f"checkpoint {source.path} changed while it was copied; "
@@ -198,6 +206,25 @@ def _copy_all(
     sizes = {f.name: f.stat().st_size for f in folder.iterdir()}
     _files.write_record(folder / _MANIFEST, Manifest(identity=source.identity, sizes=sizes))
     return linked
+
+
+def _copy_or_link(
+    source: Checkpoint,
+    part: tuple[int, int],
+    folder: Path,
+    report: Callable[[int], None],
+    most_bytes: float,
+) -> bool:
+    files = pipeline.files_of_node(source, *part)
+    if len(files) < len(source.weights):
+        pipeline.shorten_index(folder, files)
+    needed = sum(Path(name).stat().st_size for name in files)
+    if needed > most_bytes or _lacks_room(source.path, needed, folder):
+        for name in files:
+            (folder / Path(name).name).symlink_to(name)
+        return True
+    copy_files([Path(name) for name in files], folder, report)
+    return False
 
 
 def _lacks_room(path: str, needed: int, folder: Path) -> bool:
