@@ -17,9 +17,7 @@ UNKNOWN = "Unknown"
 LASTING = 5
 """Lines of progress after which an error did not end the job."""
 
-UNKNOWN_CURE = (
-    "read the line and what is around it in the log; `--ask` asks the model that [judge] names"
-)
+UNKNOWN_CURE = "read the line and what is around it in the log"
 
 _STRENGTH = {"decisive": 0, "root": 1, "plain": 2, "end": 4, "echo": 5, "last": 7}
 _LOOKS_WRONG = 6

@@ -177,10 +177,6 @@ class Rule(_Strict):
         # Ray says RayTaskError(ValueError), and torch ModuleAttributeError.
         return rf"^(?:[\w.]{{1,200}}[.(])?\w{{0,80}}?(?:{names})\)?(?::|$)"
 
-    def found_in(self, said: str) -> bool:
-        """Return whether the rule knows a line without its prefix."""
-        return bool(_compiled(self.regex).search(said))
-
 
 class _Shipped(_Strict):
     reasons: dict[str, Reason]
@@ -209,8 +205,6 @@ class SiteRules(_Strict):
     reasons: dict[str, Reason] = Field(default={}, max_length=MOST_RULES)
     rules: list[Rule] = Field(default=[], max_length=MOST_RULES)
     filters: _Filters = _Filters()
-    proposed: list[Rule] = Field(default=[], max_length=MOST_RULES)
-    """Of a model. They name no cause before somebody has confirmed them."""
 
 
 class Rules:
@@ -297,22 +291,11 @@ def with_site(site: SiteRules) -> Rules:
                 f"{_format.brief(rule.reason, 100)!r}, which is none: take one of "
                 f"{', '.join(reasons)}, or describe it under `reasons`"
             )
-    both = merged(site, SiteRules(filters=_shipped_filters())).filters
-    return Rules(reasons, [*site.rules, *known.rules], both)
-
-
-def merged(first: SiteRules, second: SiteRules) -> SiteRules:
-    """Return the rules and filters of both; those of the first come first."""
-    return SiteRules(
-        reasons={**second.reasons, **first.reasons},
-        rules=[*first.rules, *second.rules],
-        filters=_Filters.model_validate(
-            {
-                name: [*getattr(first.filters, name), *getattr(second.filters, name)]
-                for name in _Filters.model_fields
-            }
-        ),
-    )
+    filters = {
+        name: [*getattr(site.filters, name), *getattr(_shipped_filters(), name)]
+        for name in _Filters.model_fields
+    }
+    return Rules(reasons, [*site.rules, *known.rules], _Filters.model_validate(filters))
 
 
 def read_site(path: Path) -> SiteRules:
@@ -336,12 +319,6 @@ def read_site(path: Path) -> SiteRules:
         ) from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UserError(f"rules file {path} is no YAML: {_format.brief(error, 300)}") from error
-
-
-def write_site(site: SiteRules) -> str:
-    """Return the text of a file of rules."""
-    value = site.model_dump(exclude_defaults=True)
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100)
 
 
 def _yaml(text: str) -> Any:  # noqa: ANN401 - any YAML value

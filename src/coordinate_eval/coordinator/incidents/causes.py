@@ -21,12 +21,11 @@ from coordinate_eval.coordinator.incidents.incident import Incident, write_incid
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.logs import MOST_LOG_BYTES
-from coordinate_eval.coordinator.run.own import is_own
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import TrialError
 from coordinate_eval.diagnosis.cause import Cause, Ending, Log, find_cause, read_log, unknown
 from coordinate_eval.diagnosis.compress import compress_text
-from coordinate_eval.diagnosis.rules import Rules, merged, read_site, shipped, with_site
+from coordinate_eval.diagnosis.rules import Rules, read_site, shipped, with_site
 from coordinate_eval.errors import EngineError, ForeignError, UserError, with_causes
 
 
@@ -34,32 +33,16 @@ def rules_file(settings: Settings) -> Path:
     """Return the path of the user's own rules, which need not be there."""
     if settings.diagnosis.rules:
         return Path(settings.diagnosis.rules).expanduser()
-    return _config_folder() / "diagnosis.yaml"
-
-
-def learned_file(settings: Settings) -> Path:
-    """Return the path of the rules that a model proposed and the user confirmed.
-
-    They lie beside the user's rules if that folder is the user's own: a site's may be root's.
-    """
-    folder = rules_file(settings).parent
-    if not is_own(folder.resolve()):
-        folder = _config_folder()
-    return folder / "diagnosis-learned.yaml"
+    return Path(platformdirs.user_config_dir("coordinate-eval"), "diagnosis.yaml")
 
 
 def read_rules(settings: Settings) -> Rules:
     """Return all rules, in their order.
 
     Raises:
-        UserError: a file of rules cannot be used.
+        UserError: the user's file of rules cannot be used.
     """
-    own, learned = read_site(rules_file(settings)), read_site(learned_file(settings))
-    return with_site(merged(own, learned))
-
-
-def _config_folder() -> Path:
-    return Path(platformdirs.user_config_dir("coordinate-eval"))
+    return with_site(read_site(rules_file(settings)))
 
 
 MOST_LINE = 300

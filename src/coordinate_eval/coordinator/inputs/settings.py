@@ -136,7 +136,7 @@ class MetricSettings(_Section):
 
 
 class JudgeSettings(_Section):
-    """The model that rates the answers of judged datasets, and that `diagnose --ask` asks."""
+    """The model that rates the answers of judged datasets."""
 
     base_url: str | None = Field(
         default=None,

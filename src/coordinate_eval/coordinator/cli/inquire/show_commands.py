@@ -28,19 +28,6 @@ Ended = Annotated[
         "--end",
     ),
 ]
-Ask = Annotated[
-    bool,
-    option(
-        "",
-        "",
-        "Where no rule knows the cause, ask the model that the settings of [diagnosis] name. "
-        "It is sent lines of the logs, which may hold secrets.",
-        "--ask",
-    ),
-]
-Confirm = Annotated[
-    bool, option("", "", "Make a rule of what the model has said of these logs.", "--confirm")
-]
 Compressed = Annotated[
     bool,
     option(
@@ -201,8 +188,6 @@ def status(
 def diagnose(
     what: DiagnosedJobs = None,
     end: Ended = None,
-    ask: Ask = False,
-    confirm: Confirm = False,
     compressed: Compressed = False,
     as_json: common.Json = False,
     settings_file: common.SettingsFile = None,
@@ -215,7 +200,7 @@ def diagnose(
     from coordinate_eval.coordinator.cli.inquire.diagnose import Asked, show_causes
 
     settings, _ = load_settings({}, settings_file)
-    asked = Asked(what or [], end or "", ask, confirm, compressed, as_json)
+    asked = Asked(what or [], end or "", compressed, as_json)
     raise typer.Exit(show_causes(settings, asked))
 
 
