@@ -22,10 +22,8 @@ from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.work import all_portions
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run, read_run
-from coordinate_eval.coordinator.supervisor.learn_from_run import collect_observations
 from coordinate_eval.coordinator.workers.judging.judge import run_judge
 from coordinate_eval.evaluators.servers import connection
-from coordinate_eval.priors.observations import JudgeSeen
 from coordinate_eval.records import Answer, Question, Shard, Span
 
 ITEMS = 30
@@ -154,20 +152,6 @@ def test_a_later_run_asks_a_judge_nothing_that_it_has_answered(tmp_path: Path) -
     }
     (kept,) = (tmp_path / "cache").glob("judged-*")
     assert kept.stat().st_mode & 0o077 == 0
-
-
-def test_later_plans_learn_from_what_was_asked_and_not_from_what_was_kept(tmp_path: Path) -> None:
-    def judged(asking: Asking) -> list[JudgeSeen]:
-        asking.ask()
-        found = collect_observations(asking.dir, asking.run)
-        return [seen for seen in found if isinstance(seen, JudgeSeen)]
-
-    with Judge(echo) as server:
-        (seen,) = judged(Asking(tmp_path, server))
-        until(lambda: kept(tmp_path) == ITEMS, "kept answers")
-        assert judged(Asking(tmp_path, server, "again")) == []
-    assert (seen.judge, seen.questions, seen.tokens) == ("judge", ITEMS, 15 * ITEMS)
-    assert seen.seconds > 0
 
 
 def test_a_kept_answer_to_another_question_is_not_taken(tmp_path: Path) -> None:

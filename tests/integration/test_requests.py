@@ -20,18 +20,14 @@ from tests.runs import PATIENCE_SECONDS
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.checkpoints import fit
-from coordinate_eval.coordinator.planning.costs import conditions
 from coordinate_eval.coordinator.prompts import request_cache
 from coordinate_eval.coordinator.prompts.building import Progress, build_all
 from coordinate_eval.coordinator.prompts.request_cache import Builder, Built, link
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import ForeignError, UserError
-from coordinate_eval.priors.observations import BuildSeen, subject
-from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import (
     Dataset,
     DatasetRequests,
-    EngineSettings,
     ItemRequests,
 )
 
@@ -183,21 +179,13 @@ def test_it_is_said_what_is_built_and_how_long_it_may_take(home: Home) -> None:
         if not progress.ended:
             told.append(str(progress))
 
-    def build(priors: Priors) -> None:
-        build_all(home.builder, home.suite().datasets, priors, processes=2, tell=tell)
+    def build() -> None:
+        build_all(home.builder, home.suite().datasets, processes=2, tell=tell)
 
     home.dataset = home.dataset.model_copy(update={"items": 10})
-    build(Priors())
-    build(Priors())  # from the cache
+    build()
+    build()  # from the cache
     assert told == ["cloze, 0 of 1 are ready, about 10.0 s left"]
-    edit_task(home)
-    on = conditions(home.inspect(), EngineSettings(), "h100", 1)
-    seen = BuildSeen(
-        run="r", time=0, conditions=on, dataset="c", subject=subject(home.dataset), items=20,
-        cpu_seconds=100.0,
-    )  # fmt: skip
-    build(Priors([seen]))
-    assert told[1:] == ["cloze, 0 of 1 are ready, about 50.0 s left"]
 
 
 def test_the_next_checkpoint_of_a_model_builds_nothing(built_home: Home) -> None:

@@ -11,7 +11,6 @@ from tests.runs import PATIENCE_SECONDS
 from coordinate_eval.coordinator.prompts import building
 from coordinate_eval.coordinator.prompts.building import Progress, build_all, build_each
 from coordinate_eval.errors import UserError
-from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import Dataset
 
 DATASETS = [Dataset(name=f"d{i}", task=f"d{i}") for i in range(6)]
@@ -53,7 +52,7 @@ class Builder:
 def test_what_is_there_is_not_built() -> None:
     cache = Cache("d0", "d3")
     told: list[Progress] = []
-    made = build_each(cache.builder, DATASETS, Priors(), processes=1, tell=told.append)
+    made = build_each(cache.builder, DATASETS, processes=1, tell=told.append)
     assert set(made.built) == {d.name for d in DATASETS}
     assert made.errors == {}
     (builder,) = cache.builders
@@ -61,25 +60,25 @@ def test_what_is_there_is_not_built() -> None:
     assert [(p.dataset, p.ended, p.done, p.of) for p in told][:4] == [
         ("d1", False, 0, 4), ("d1", True, 1, 4), ("d2", False, 1, 4), ("d2", True, 2, 4),
     ]  # fmt: skip
-    assert told[0].left_seconds == pytest.approx(4 * building.UNKNOWN_SECONDS)
+    assert told[0].left_seconds == pytest.approx(4 * building.LOADING_SECONDS)
     assert told[-1].left_seconds == 0
 
 
 def test_nothing_is_started_where_all_is_there() -> None:
     cache = Cache(*(d.name for d in DATASETS))
-    assert len(build_each(cache.builder, DATASETS, Priors(), processes=8).built) == 6
+    assert len(build_each(cache.builder, DATASETS, processes=8).built) == 6
     assert len(cache.builders) == 1
 
 
 def test_one_that_fails_stops_no_other() -> None:
     cache = Cache(wrong="d2")
     told: list[Progress] = []
-    made = build_each(cache.builder, DATASETS, Priors(), processes=2, tell=told.append)
+    made = build_each(cache.builder, DATASETS, processes=2, tell=told.append)
     assert made.errors == {"d2": "d2 has no items"}
     assert set(made.built) == {"d0", "d1", "d3", "d4", "d5"}
     assert [p.dataset for p in told if p.error] == ["d2"]
     with pytest.raises(UserError, match=r"^d2 has no items$"):
-        build_all(cache.builder, DATASETS, Priors(), processes=2)
+        build_all(cache.builder, DATASETS, processes=2)
 
 
 def test_an_interruption_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,18 +110,18 @@ def test_an_interruption_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Builder, "stop", stop)
     monkeypatch.setattr(building, "ThreadPoolExecutor", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        build_each(cache.builder, DATASETS, Priors(), processes=1)
+        build_each(cache.builder, DATASETS, processes=1)
     assert cache.stopped == 1
     assert [b.built for b in cache.builders] == [["d0"]]
 
 
 def test_what_building_will_take() -> None:
     long = Dataset(name="mmlu", task="mmlu")  # of the catalogue
-    alone = building.wall_seconds([long], Priors(), 8)
-    assert alone == building.expected_seconds(long, Priors()) > 60
+    alone = building.wall_seconds([long], 8)
+    assert alone == building.expected_seconds(long) > 60
     # The longest one decides, unless there is more work than processes.
-    assert building.wall_seconds([long, *DATASETS], Priors(), 8) == alone
-    assert building.wall_seconds([long, *DATASETS], Priors(), 1) == pytest.approx(
-        alone + len(DATASETS) * building.UNKNOWN_SECONDS
+    assert building.wall_seconds([long, *DATASETS], 8) == alone
+    assert building.wall_seconds([long, *DATASETS], 1) == pytest.approx(
+        alone + len(DATASETS) * building.LOADING_SECONDS
     )
-    assert building.wall_seconds([], Priors(), 8) == 0
+    assert building.wall_seconds([], 8) == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.judged_runs import checkpoint_judged
+from tests.judged_runs import SERVER, checkpoint_judged, judged_run
 from tests.plans import CHECKPOINT, changed, offer
 from tests.reviewer import NODES
 from tests.runs import Workspace
@@ -245,3 +245,9 @@ def test_a_judge_for_which_no_node_has_room_now_is_planned_all_the_same(tmp_path
     found = plan_judge(run, offer(full, metric_cpus=8), {})
     assert found is not None
     assert (found.work.gpus, found.gpu_type) == (1, "")
+
+
+def test_a_server_that_is_asked_more_at_once_is_sooner_done(tmp_path: Path) -> None:
+    found = plan_judge(judged_run(tmp_path, **SERVER, concurrency=10), offer([], metric_cpus=8), {})
+    assert found is not None
+    assert found.seconds == {"rated": pytest.approx(100), "other": pytest.approx(50)}

@@ -30,7 +30,6 @@ from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines.simulated import answer
 from coordinate_eval.priors import catalogue
 from coordinate_eval.priors.observations import (
-    BuildSeen,
     DatasetSeen,
     MetricSeen,
     ScoreSeen,
@@ -181,19 +180,6 @@ def test_what_scoring_took_is_summed_up(run_dir: RunDir) -> None:
     assert [(s.dataset, s.items, s.requests, s.seconds) for s in scored] == [
         ("choice", 2 * ITEMS, 4 * ITEMS, 4.0)
     ]
-
-
-def test_what_prompts_took_to_build_is_published(run_dir: RunDir) -> None:
-    path = run_dir.requests_index("text")
-    index = _files.read_record(path, DatasetRequests)
-    took = {"built": 50.0, "build_cpu_seconds": 3.0}
-    _files.write_record(path, index.model_copy(update=took))
-    (seen,) = [
-        s
-        for s in learn_from_run.collect_observations(run_dir, record(run_dir))
-        if isinstance(s, BuildSeen)
-    ]
-    assert (seen.dataset, seen.items, seen.time, seen.cpu_seconds) == ("text", ITEMS, 50.0, 3.0)
 
 
 def test_the_next_plan_costs_what_this_run_took(

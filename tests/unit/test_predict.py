@@ -24,7 +24,6 @@ from coordinate_eval.coordinator.planning.plan import Cost
 from coordinate_eval.priors import gpus, likeness, predict
 from coordinate_eval.priors import roofline as model
 from coordinate_eval.priors.observations import (
-    BuildSeen,
     DatasetSeen,
     MetricSeen,
     ScoreSeen,
@@ -268,30 +267,6 @@ def test_copies_that_are_more_like_it_count_more(unlike: dict[str, object]) -> N
 def test_a_tiny_checkpoint_says_little_of_a_large_one() -> None:
     # It took its second to begin, at two million bytes a second.
     assert staged(copied(1.0, bytes=2_000_000)) < 2 * staged()
-
-
-def built(items: int, seconds: float, *, when: float = NOW, settings: str = "as is") -> BuildSeen:
-    return BuildSeen(
-        run="r", time=when, conditions=on(), dataset="d", subject=subject("mmlu", settings),
-        items=items, cpu_seconds=seconds,
-    )  # fmt: skip
-
-
-def test_what_prompts_take_to_build_is_learned_by_the_item() -> None:
-    asked = subject("mmlu")
-    assert Priors([], NOW).build_seconds(asked, 100) is None
-    priors = Priors([built(1000, 20.0), built(1000, 500.0, settings="5 shots")], NOW)
-    assert Priors([built(1000, 20.0)], NOW).build_seconds(asked, 2000) == pytest.approx(40)
-    assert 20 < (priors.build_seconds(asked, 1000) or 0) < 200
-    assert priors.build_seconds(subject("other"), 1000) is None
-    # Ten items that took a second are no measure of ten thousand: it was loading.
-    assert Priors([built(10, 1.0)], NOW).build_seconds(asked, 10_000) is None
-
-
-def test_one_build_that_many_runs_tell_of_counts_once() -> None:
-    cached = [built(1000, 90.0).model_copy(update={"run": str(n)}) for n in range(20)]
-    priors = Priors([*cached, built(1000, 10.0, when=NOW - 1)], NOW)
-    assert priors.build_seconds(subject("mmlu"), 1000) == pytest.approx(50, rel=0.01)
 
 
 def test_what_is_left_out_is_predicted_from_the_rest() -> None:

@@ -10,7 +10,6 @@ import pytest
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import store as module
 from coordinate_eval.priors.observations import (
-    BuildSeen,
     DatasetSeen,
     Seen,
     StageSeen,
@@ -50,18 +49,11 @@ def staged(run: str) -> StageSeen:
     )  # fmt: skip
 
 
-def built(run: str) -> BuildSeen:
-    return BuildSeen(
-        run=run, time=1.0, conditions=ON, dataset="arc", subject=Subject(task="arc", settings="x"),
-        items=5, cpu_seconds=0.5,
-    )  # fmt: skip
-
-
 def test_what_is_put_is_read(tmp_path: Path) -> None:
     store = Store(tmp_path / "not there yet")
     assert store.read() == []
     all_of_it: list[Seen] = [
-        seen("a"), seen("a", "gsm8k"), started("a"), staged("a"), built("a"), seen("b")
+        seen("a"), seen("a", "gsm8k"), started("a"), staged("a"), seen("b")
     ]  # fmt: skip
     assert store.put(all_of_it) == 2
     assert sorted(map(dump, store.read())) == sorted(map(dump, all_of_it))
@@ -94,22 +86,21 @@ def test_a_file_of_a_run_that_measured_less_is_read_and_can_be_added_to(tmp_path
     store.put([seen("a"), started("a")])
     before = store.read()
     assert sorted(s.kind for s in before) == ["dataset", "trial"]
-    assert store.put([*before, staged("a"), built("a")]) == 1
-    assert len(store.read()) == 4
+    assert store.put([*before, staged("a")]) == 1
+    assert len(store.read()) == 3
 
 
-def test_copies_and_builds_that_cannot_be_are_skipped(tmp_path: Path) -> None:
+def test_copies_that_cannot_be_are_skipped(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.put([staged("a"), built("a")])
+    store.put([staged("a")])
     bad = [
         dump(staged("a")).replace('"seconds":2.0', '"seconds":0'),
         dump(staged("a")).replace('"seconds":2.0', '"seconds":NaN'),
         dump(staged("a")).replace('"at_once":1.5', '"at_once":0'),
         dump(staged("a")).replace('"bytes":14,"seconds"', '"bytes":0,"seconds"'),
-        dump(built("a")).replace('"items":5', '"items":0'),
     ]
     (tmp_path / "b.jsonl").write_text("".join(bad))
-    assert sorted(map(dump, store.read())) == sorted([dump(staged("a")), dump(built("a"))])
+    assert list(map(dump, store.read())) == [dump(staged("a"))]
 
 
 def test_only_the_newest_runs_are_read(tmp_path: Path) -> None:

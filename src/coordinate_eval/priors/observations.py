@@ -118,32 +118,7 @@ class StageSeen(_Seen):
     converted: bool = Field(description="whether converted from a state dict of torch.save")
 
 
-class BuildSeen(_Seen):
-    """The CPU seconds to build a dataset's requests; `time` is the time of the build."""
-
-    kind: Literal["build"] = "build"
-    dataset: str
-    subject: Subject
-    items: int = Field(gt=0, lt=_MANY)
-    cpu_seconds: float = Field(ge=0, lt=_MANY, description="see `DatasetRequests`")
-
-
-class JudgeSeen(_Seen):
-    """Tokens and seconds of the questions about a dataset that a judge has answered."""
-
-    kind: Literal["judge"] = "judge"
-    judge: str = Field(min_length=1, description="its model and revision")
-    dataset: str
-    subject: Subject
-    questions: int = Field(gt=0, lt=_MANY, description="without those of earlier runs")
-    # A server tells how many, and may tell anything.
-    tokens: int = Field(ge=0, lt=10**18, description="read and written")
-    seconds: float = Field(
-        ge=0, lt=_MANY, description="sum over its answers, many at once; 0 of a checkpoint"
-    )
-
-
-Seen = DatasetSeen | TrialSeen | MetricSeen | ScoreSeen | StageSeen | BuildSeen | JudgeSeen
+Seen = DatasetSeen | TrialSeen | MetricSeen | ScoreSeen | StageSeen
 
 _ANY: TypeAdapter[Seen] = TypeAdapter(Annotated[Seen, Field(discriminator="kind")])
 

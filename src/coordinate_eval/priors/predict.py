@@ -21,9 +21,7 @@ from typing import NamedTuple, TypeVar
 from coordinate_eval._engines import kind_of
 from coordinate_eval.priors import gpus, likeness, roofline, staging
 from coordinate_eval.priors.observations import (
-    BuildSeen,
     DatasetSeen,
-    JudgeSeen,
     MetricSeen,
     ScoreSeen,
     Seen,
@@ -78,16 +76,7 @@ class Prediction(NamedTuple):
     """Measurements of this dataset, under any conditions."""
 
 
-class PerQuestion(NamedTuple):
-    """The means over questions to a judge."""
-
-    seconds: float
-    """Seconds of a server from the question to its answer, while it has others in work."""
-    tokens: float
-    """Tokens read and written."""
-
-
-_Cpu = TypeVar("_Cpu", MetricSeen, ScoreSeen, BuildSeen)
+_Cpu = TypeVar("_Cpu", MetricSeen, ScoreSeen)
 
 
 class _Residual(NamedTuple):
@@ -113,10 +102,6 @@ class Priors:
         self._scores = _by_task(one for one in every if isinstance(one, ScoreSeen))
         self._starts = [one for one in every if isinstance(one, TrialSeen)]
         self._copies = [one for one in every if isinstance(one, StageSeen)]
-        self._judged = [one for one in every if isinstance(one, JudgeSeen)]
-        # Every run that finds these requests in the cache reports the same build.
-        builds = (one for one in every if isinstance(one, BuildSeen))
-        self._builds = _by_task({(one.subject, one.time): one for one in builds}.values())
         self._residuals: defaultdict[str, list[_Residual]] = defaultdict(list)
         self._sums: dict[Conditions, tuple[float, float]] = {}
         for one in every:
@@ -195,55 +180,13 @@ class Priors:
         ]
         return staging.fit(recent, weights, gigabits)
 
-    def build_seconds(self, subject: Subject, items: int) -> float | None:
-        """Return the CPU seconds to build the requests of `items` items of a dataset.
-
-        Return None without a build of a similar number of items: much of a small build is loading.
-        """
-        pairs = [
-            (self._of_settings(one, subject), one.cpu_seconds / one.items)
-            for one in self._builds[subject.task]
-            if max(items, one.items) <= likeness.SIZE_RATIO * min(items, one.items)
-        ]
-        total = sum(weight for weight, _ in pairs)
-        return items * sum(w * each for w, each in pairs) / total if total else None
-
-    def judged(self, engine: str) -> list[JudgeSeen]:
-        """Return what judges took to rate responses such as this engine's."""
-        return [one for one in self._judged if likeness.same_kind(one.conditions.engine, engine)]
-
-    def per_question(
-        self, judge: str, subject: Subject, engine: str, guess: PerQuestion
-    ) -> PerQuestion:
-        """Return what a judge takes for a question about a dataset.
-
-        It is learned from questions about this dataset, else from the judge's others; without any
-        it is `guess`. Seconds and tokens that were not measured are 0, and teach nothing.
-        """
-        seen = [one for one in self.judged(engine) if one.judge == judge]
-
-        def learned(taken: Callable[[JudgeSeen], float], guess: float) -> float:
-            told = [(one, taken(one) / one.questions) for one in seen if taken(one) > 0]
-            of_all = _mean(((self._age(o) * o.questions, each) for o, each in told), guess)
-            alike = [(o, each) for o, each in told if o.subject.task == subject.task]
-            return _mean(
-                ((self._of_settings(o, subject) * o.questions, each) for o, each in alike), of_all
-            )
-
-        return PerQuestion(
-            seconds=learned(lambda one: one.seconds, guess.seconds),
-            tokens=learned(lambda one: one.tokens, guess.tokens),
-        )
-
     def _of(self, subject: Subject) -> list[_Residual]:
         return self._residuals.get(subject.task, [])
 
     def _age(self, seen: Seen) -> float:
         return likeness.of_age(seen.time, self._now)
 
-    def _of_settings(
-        self, seen: MetricSeen | ScoreSeen | BuildSeen | JudgeSeen, of: Subject
-    ) -> float:
+    def _of_settings(self, seen: MetricSeen | ScoreSeen, of: Subject) -> float:
         """Return the weight of a measurement by its age and by the settings of its task."""
         return self._age(seen) * likeness.unlike(seen.subject.settings != of.settings)
 

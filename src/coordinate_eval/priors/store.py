@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from coordinate_eval import _files, _format, _owner, _user_files
 from coordinate_eval.errors import ForeignError, RecordError, UserError
-from coordinate_eval.priors.observations import DatasetSeen, JudgeSeen, Seen, dump, parse
+from coordinate_eval.priors.observations import DatasetSeen, Seen, dump, parse
 
 NEWEST_RUNS = 100
 """Number of newest files to read; older observations have little weight."""
@@ -152,12 +152,6 @@ def _readable(path: Path) -> Iterator[Seen]:
 
 
 def _fullness(seen: Iterable[Seen]) -> tuple[int, int]:
-    """Return the numbers of requests, questions to a judge included, and of lines."""
-    counts = [_requests(one) for one in seen]
+    """Return the numbers of requests and of lines."""
+    counts = [one.requests if isinstance(one, DatasetSeen) else 0 for one in seen]
     return sum(counts), len(counts)
-
-
-def _requests(seen: Seen) -> int:
-    if isinstance(seen, JudgeSeen):
-        return seen.questions
-    return seen.requests if isinstance(seen, DatasetSeen) else 0

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from coordinate_eval._format import duration, plain, plural, size
 from coordinate_eval.clusters.protocol import ShownJob
 from coordinate_eval.coordinator.planning.context import Need
-from coordinate_eval.coordinator.planning.judge_plan import questions_to_judge, tokens_of_judge
+from coordinate_eval.coordinator.planning.judge_plan import EXCHANGE_TOKENS, questions_to_judge
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
 from coordinate_eval.coordinator.planning.plan_run import Offer, PlannedRun
 from coordinate_eval.coordinator.planning.simulate import Timeline, TrialBar, simulate
@@ -277,7 +277,7 @@ def _judge(found: Review) -> list[tuple[str, str]]:
     budget = f", of {settings.max_requests:,} at most" if settings.max_requests else ""
     asked = plain(settings.name) or "a judge"
     words = f"up to {plural(sum(counts.values()), 'question')} to {asked}{budget}, "
-    words += f"about {tokens_of_judge(found.run, found.plan, found.offer.priors):,} tokens"
+    words += f"about {sum(counts.values()) * EXCHANGE_TOKENS:,} tokens"
     rows = [("judge", f"{words} ({each})")]
     if (judge := found.plan.judge) is not None:
         begin, end = duration(judge.begin_seconds), duration(judge.end_seconds)

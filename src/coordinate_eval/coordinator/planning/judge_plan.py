@@ -28,8 +28,6 @@ from coordinate_eval.coordinator.planning.plan_run import Offer, rates
 from coordinate_eval.coordinator.run.records import JudgePlace, Run
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.catalogue import built_work, known_work
-from coordinate_eval.priors.observations import subject
-from coordinate_eval.priors.predict import PerQuestion, Priors
 from coordinate_eval.records import Dataset, DatasetRequests
 
 _QUESTIONS = "questions"
@@ -41,14 +39,11 @@ QUESTION_TOKENS = 1000
 ANSWER_TOKENS = 400
 """Taken for a judge's answer: some sentences, and its verdict."""
 
-MOST_SECONDS = 1e9
-"""Longest time of a judge that is planned with: thirty years."""
-
 SERVER_TOKENS_PER_SECOND = 40.0
 """Taken for what a server writes in answer to one question, whatever else it is asked."""
 
-GUESS = PerQuestion(ANSWER_TOKENS / SERVER_TOKENS_PER_SECOND, QUESTION_TOKENS + ANSWER_TOKENS)
-"""Taken of a judge that no run has asked yet."""
+EXCHANGE_TOKENS = QUESTION_TOKENS + ANSWER_TOKENS
+"""Tokens of a question and its answer together."""
 
 
 def questions_to_judge(run: Run, plan: Plan) -> dict[str, int]:
@@ -56,25 +51,6 @@ def questions_to_judge(run: Run, plan: Plan) -> dict[str, int]:
     datasets = {dataset.name: dataset for dataset in run.suite.datasets}
     items = {cost.name: cost.items for cost in plan.datasets}
     return {name: most_questions(datasets[name], items[name]) for name in run.judged}
-
-
-def tokens_of_judge(run: Run, plan: Plan, priors: Priors) -> int:
-    """Return about how many tokens the judge of a planned run reads and writes."""
-    return round(_tokens(questions_to_judge(run, plan), _per_question(run, priors)))
-
-
-def _per_question(run: Run, priors: Priors) -> dict[str, PerQuestion]:
-    """Return what the run's judge takes for a question, by dataset."""
-    judge, engine = run.settings.judge.name, run.settings.engine.name
-    return {
-        dataset.name: priors.per_question(judge, subject(dataset), engine, GUESS)
-        for dataset in run.suite.datasets
-    }
-
-
-def _tokens(questions: Mapping[str, int], each: Mapping[str, PerQuestion]) -> float:
-    """Return the tokens of so many questions by dataset, and of the answers to them."""
-    return sum(count * each[name].tokens for name, count in questions.items())
 
 
 class JudgeUnusable(UserError):
@@ -103,16 +79,13 @@ def plan_judge(run: Run, offer: Offer, built: Mapping[str, DatasetRequests]) -> 
     total = sum(questions.values())
     if not total:
         return None
-    each = _per_question(run, offer.priors)
     if settings.checkpoint is None:
-        seconds = {
-            name: min(MOST_SECONDS, count * each[name].seconds / settings.concurrency)
-            for name, count in questions.items()
-        }
+        each = ANSWER_TOKENS / SERVER_TOKENS_PER_SECOND / settings.concurrency
+        seconds = {name: count * each for name, count in questions.items()}
         return Judging(JudgeWork(questions=total, gpus=0), seconds)
     judge = judge_of(run)
     chosen = nodes_of_judge(judge, offer)
-    took = _engine_seconds(run, judge, offer, chosen, total, _tokens(questions, each))
+    took = _engine_seconds(run, judge, offer, chosen, total)
     (node,) = chosen.nodes
     return Judging(
         JudgeWork(questions=total, **place_of(judge, chosen).model_dump()),
@@ -163,7 +136,7 @@ def place_of(judge: Demand, chosen: ChosenNodes) -> JudgePlace:
 
 
 def _engine_seconds(
-    run: Run, judge: Demand, offer: Offer, chosen: ChosenNodes, questions: int, tokens: float
+    run: Run, judge: Demand, offer: Offer, chosen: ChosenNodes, questions: int
 ) -> float:
     """Return the seconds in which one engine copies the weights, starts, and answers questions.
 
@@ -177,7 +150,7 @@ def _engine_seconds(
         key="",
         items=questions,
         requests=questions,
-        prompt_tokens=round(tokens * QUESTION_TOKENS / GUESS.tokens),
+        prompt_tokens=questions * QUESTION_TOKENS,
         generate_requests=questions,
         max_output_tokens=questions * longest,
         longest_output_tokens=longest,

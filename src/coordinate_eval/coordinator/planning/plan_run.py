@@ -210,7 +210,7 @@ def plan_run(
     unbuilt = [d for d in run.suite.datasets if d.task and d.name not in built]
     if offer.described is not None:
         unbuilt = []  # nobody knows what is in a cache there
-    building = wall_seconds(unbuilt, offer.priors, run.settings.harness.jobs)
+    building = wall_seconds(unbuilt, run.settings.harness.jobs)
     if reviewed is not None:
         reviewed_plan.check_datasets(reviewed, {cost.name: cost.items for cost in costs})
         _check_ends(offer, building + reviewed.estimate.makespan_seconds)

@@ -13,16 +13,14 @@ from coordinate_eval._format import duration
 from coordinate_eval.coordinator.prompts.request_cache import Builder, Built
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.catalogue import known_work
-from coordinate_eval.priors.observations import subject
-from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import Dataset
 
 TOKENS_PER_SECOND = 100_000.0
-"""Prompt tokens that one core builds in a second, where no such build was measured. Five-shot
-MMLU takes about this on the cores of docs/benchmarks.md."""
+"""Prompt tokens that one core builds in a second. Five-shot MMLU takes about this on the cores of
+docs/benchmarks.md."""
 
-UNKNOWN_SECONDS = 10.0
-"""CPU seconds expected of an unknown dataset: most of them load its data."""
+LOADING_SECONDS = 10.0
+"""CPU seconds of loading a dataset, and all that is expected of an unknown one."""
 
 _TRUSTED_SECONDS = 120.0
 """Weight of the prediction against the pace measured so far, in seconds of work."""
@@ -31,29 +29,26 @@ WORTH_SECONDS = 30.0
 """Least seconds of work for another process, which first loads the harness for about ten."""
 
 
-def expected_seconds(dataset: Dataset, priors: Priors) -> float:
-    """Return the CPU seconds that building a dataset takes: as measured, else by its tokens."""
+def expected_seconds(dataset: Dataset) -> float:
+    """Return the CPU seconds that building a dataset takes, by its tokens."""
     work = known_work(dataset)
-    if work is None:
-        return UNKNOWN_SECONDS
-    measured = priors.build_seconds(subject(dataset), work.items)
-    return measured or UNKNOWN_SECONDS + work.prompt_tokens / TOKENS_PER_SECOND
+    return LOADING_SECONDS + (work.prompt_tokens / TOKENS_PER_SECOND if work else 0.0)
 
 
-def wall_seconds(datasets: Sequence[Dataset], priors: Priors, processes: int) -> float:
+def wall_seconds(datasets: Sequence[Dataset], processes: int) -> float:
     """Return roughly how many seconds this many processes take to build these datasets."""
-    seconds = [expected_seconds(dataset, priors) for dataset in datasets]
+    seconds = [expected_seconds(dataset) for dataset in datasets]
     return max([sum(seconds) / processes, *seconds])
 
 
-def longest_first(datasets: Iterable[Dataset], priors: Priors) -> list[Dataset]:
+def longest_first(datasets: Iterable[Dataset]) -> list[Dataset]:
     """Return the datasets in the order in which several processes should build them."""
-    return sorted(datasets, key=lambda dataset: -expected_seconds(dataset, priors))
+    return sorted(datasets, key=lambda dataset: -expected_seconds(dataset))
 
 
-def processes_for(datasets: Sequence[Dataset], priors: Priors, most: int) -> int:
+def processes_for(datasets: Sequence[Dataset], most: int) -> int:
     """Return how many processes, at least one, are worth starting to build these datasets."""
-    seconds = sum(expected_seconds(dataset, priors) for dataset in datasets)
+    seconds = sum(expected_seconds(dataset) for dataset in datasets)
     return max(1, min(most, len(datasets), math.ceil(seconds / WORTH_SECONDS)))
 
 
@@ -87,7 +82,6 @@ class Building:
 def build_each(
     make: Callable[[], Builder],
     datasets: Sequence[Dataset],
-    priors: Priors,
     *,
     processes: int,
     tell: Callable[[Progress], None] = lambda progress: None,
@@ -97,20 +91,19 @@ def build_each(
     Args:
         make: makes a builder, which has a process of its own.
         datasets: those wanted; each has a task.
-        priors: what earlier builds took.
         processes: most processes at the same time.
         tell: called with each dataset that is built, from several threads but one at a time.
     """
     builders = [make()]
     made = Building({d.name: b for d in datasets if (b := builders[0].find(d)) is not None})
-    missing = longest_first((d for d in datasets if d.name not in made.built), priors)
+    missing = longest_first(d for d in datasets if d.name not in made.built)
     if not missing:
         return made
-    builders += [make() for _ in range(processes_for(missing, priors, processes) - 1)]
+    builders += [make() for _ in range(processes_for(missing, processes) - 1)]
     waiting: queue.SimpleQueue[Dataset] = queue.SimpleQueue()
     for dataset in missing:
         waiting.put(dataset)
-    pace = _Pace([expected_seconds(d, priors) for d in missing], len(builders))
+    pace = _Pace([expected_seconds(d) for d in missing], len(builders))
     telling = threading.Lock()
 
     def work(builder: Builder) -> None:
@@ -125,7 +118,7 @@ def build_each(
                 except UserError as wrong:
                     error = made.errors[dataset.name] = str(wrong)
                 with telling:
-                    pace.end(expected_seconds(dataset, priors))
+                    pace.end(expected_seconds(dataset))
                     tell(pace.progress(dataset, ended=True, error=error))
 
     with ThreadPoolExecutor(len(builders)) as pool:
@@ -146,7 +139,6 @@ def build_each(
 def build_all(
     make: Callable[[], Builder],
     datasets: Sequence[Dataset],
-    priors: Priors,
     *,
     processes: int,
     tell: Callable[[Progress], None] = lambda progress: None,
@@ -156,7 +148,7 @@ def build_all(
     Raises:
         UserError: Some datasets cannot be built, whose messages it has; the others are.
     """
-    made = build_each(make, datasets, priors, processes=processes, tell=tell)
+    made = build_each(make, datasets, processes=processes, tell=tell)
     if made.errors:
         raise UserError("\n".join(made.errors[d.name] for d in datasets if d.name in made.errors))
     return made.built

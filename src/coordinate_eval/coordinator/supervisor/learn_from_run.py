@@ -11,7 +11,6 @@ from pathlib import Path
 from coordinate_eval import _files
 from coordinate_eval._engines import kind_of
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
-from coordinate_eval.coordinator.run.claiming.work import recorded_answers
 from coordinate_eval.coordinator.run.jobs import trials_of
 from coordinate_eval.coordinator.run.measurements import (
     EngineStarted,
@@ -26,9 +25,7 @@ from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.priors import roofline
 from coordinate_eval.priors.conditions import conditions, model_of, on_processor
 from coordinate_eval.priors.observations import (
-    BuildSeen,
     DatasetSeen,
-    JudgeSeen,
     MetricSeen,
     ScoreSeen,
     Seen,
@@ -72,8 +69,6 @@ def collect_observations(run_dir: RunDir, run: Run) -> list[Seen]:
         *(metric for seen in with_questions.values() for metric in _metric(run_dir, run, seen)),
         *_scores(run_dir, run, name, model),
         *_stages(run_dir, run, name, model),
-        *_builds(run_dir, run, name, model),
-        *_judged(run_dir, run, name, model),
     ]
 
 
@@ -217,41 +212,3 @@ def _stages(run_dir: RunDir, run: Run, name: str, model: roofline.Model) -> Iter
             at_once=others,
             converted=run.checkpoint.converted,
         )
-
-
-def _builds(run_dir: RunDir, run: Run, name: str, model: roofline.Model) -> Iterator[BuildSeen]:
-    """Yield the CPU seconds of building requests, which may have been before this run."""
-    for dataset in run.suite.datasets:
-        found = _files.read_record_if_there(run_dir.requests_index(dataset.name), DatasetRequests)
-        if found is None or found.built is None or found.build_cpu_seconds is None:
-            continue
-        yield BuildSeen(
-            run=name,
-            time=found.built,
-            conditions=conditions(run.settings.engine, "", run.gpu_type, model),
-            dataset=dataset.name,
-            subject=subject(dataset),
-            items=found.items,
-            cpu_seconds=found.build_cpu_seconds,
-        )
-
-
-def _judged(run_dir: RunDir, run: Run, name: str, model: roofline.Model) -> Iterator[JudgeSeen]:
-    """Yield what the judge took for the questions that this run has really asked."""
-    for dataset in run.suite.datasets:
-        if dataset.name not in run.judged:
-            continue
-        recorded = recorded_answers(run_dir, [dataset.name]).values()
-        answers = [answer for answer in recorded if answer.passed and not answer.kept]
-        if answers:
-            yield JudgeSeen(
-                run=name,
-                time=_files.modified(run_dir.published_folder("answers", dataset.name)),
-                conditions=conditions(run.settings.engine, "", run.gpu_type, model),
-                judge=run.settings.judge.name,
-                dataset=dataset.name,
-                subject=subject(dataset),
-                questions=len(answers),
-                tokens=sum(answer.tokens for answer in answers),
-                seconds=sum(answer.seconds for answer in answers),
-            )

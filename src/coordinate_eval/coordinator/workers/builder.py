@@ -6,12 +6,10 @@ them into the run directory. Datasets that take longest come first.
 
 import shlex
 import sys
-import time
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.folders import folder_for_tasks, working_in
 from coordinate_eval.coordinator.inputs.suites.suite import check_tasks
-from coordinate_eval.coordinator.planning.costs import read_priors
 from coordinate_eval.coordinator.prompts.building import longest_first
 from coordinate_eval.coordinator.prompts.request_cache import Builder, builder_of, link
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
@@ -27,7 +25,7 @@ def run_builder(run_dir: RunDir) -> int:
     """Build datasets until none can be claimed. Return the exit status."""
     run = read_run(run_dir)
     check_tasks(run.suite, run.settings.trusted_users)
-    longest = longest_first(run.suite.datasets, read_priors(run.settings, time.time()))
+    longest = longest_first(run.suite.datasets)
     run = run.model_copy(update={"suite": run.suite.model_copy(update={"datasets": longest})})
     with until_stopped(), working_in(folder_for_tasks(run.folder, run.checkpoint)):
         pull(run_dir, run, BuildJob(run_dir, run, builder_of(run)))

@@ -16,7 +16,6 @@ from coordinate_eval.coordinator.cli.launch.runnable import runnable
 from coordinate_eval.coordinator.cli.output import quiet_libraries, say, write_json
 from coordinate_eval.coordinator.inputs.folders import check_writable, working_in
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.costs import read_priors
 from coordinate_eval.coordinator.planning.new_run import Inputs
 from coordinate_eval.coordinator.prompts import building
 from coordinate_eval.coordinator.prompts.request_cache import Builder
@@ -65,7 +64,6 @@ def prefetch(inputs: Inputs, *, jobs: int, as_json: bool, verbose: bool) -> int:
         made = building.build_each(
             make,
             inputs.suite.datasets,
-            read_priors(settings, time.time()),
             processes=jobs,
             tell=display.show,
         )

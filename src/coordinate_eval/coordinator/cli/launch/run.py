@@ -360,7 +360,6 @@ def _plan_now(
             built = build_all(
                 partial(builder_of, run),
                 wanted,
-                offer.priors,
                 processes=len(os.sched_getaffinity(0)),
                 tell=lambda progress: status.update(escape(f"building requests: {progress}")),
             )

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from coordinate_eval._format import duration, plain, plural
+from coordinate_eval._format import duration, plural
 from coordinate_eval.coordinator.cli.options import common, parsing
 from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from coordinate_eval.priors.predict import Priors
     from coordinate_eval.priors.roofline import Conditions, Work
     from coordinate_eval.priors.store import Store
-    from coordinate_eval.records import Dataset, Suite
+    from coordinate_eval.records import Dataset
 
 app = typer.Typer(cls=parsing.Commands, help="Show, export or import what finished runs measured.")
 
@@ -89,7 +88,6 @@ def show(
         "conditions": on.model_dump(),
         "engine_start_seconds": priors.start_seconds(on),
         "stage": _stage(seen, priors, on, _source(seen, checkpoint)),
-        "judges": _judges(priors, wanted, on.engine),
         "datasets": rows,
     }
     if as_json:
@@ -223,7 +221,6 @@ def _row(
         "spread": expected.spread,
         "floor_seconds": expected.floor_seconds,
         "metric_cpu_seconds": expected.metric_cpu_seconds,
-        "build_cpu_seconds": priors.build_seconds(asked, work.items),
         "observations": expected.observations,
         "measured_gpu_seconds": None if measured is None else measured * work.items,
         "error_left_out": _median([abs(e) for e in errors.get(dataset.name, [])]),
@@ -266,31 +263,6 @@ def _stage(
     }
 
 
-def _judges(priors: "Priors", suite: "Suite", engine: str) -> list[dict[str, Any]]:
-    """Return what each judge that was asked would take for the judged datasets of a suite."""
-    from coordinate_eval.coordinator.planning.judge_plan import GUESS
-    from coordinate_eval.priors.observations import subject
-
-    seen = priors.judged(engine)
-    rows: list[dict[str, Any]] = []
-    for judge in sorted({one.judge for one in seen}):
-        timed = any(one.seconds for one in seen if one.judge == judge)  # not a checkpoint
-        for dataset in (dataset for dataset in suite.datasets if dataset.rubric):
-            asked = subject(dataset)
-            expected = priors.per_question(judge, asked, engine, GUESS)
-            same = [o for o in seen if (o.judge, o.subject.task) == (judge, asked.task)]
-            rows.append(
-                {
-                    "judge": judge,
-                    "dataset": dataset.name,
-                    "questions": sum(one.questions for one in same),
-                    "seconds_per_question": expected.seconds if timed else None,
-                    "tokens_per_question": expected.tokens,
-                }
-            )
-    return rows
-
-
 def _work(dataset: "Dataset", seen: "Sequence[Seen]") -> "Work | None":
     """Return a dataset's work from the catalogue, else from its last run, else None."""
     from coordinate_eval.priors import catalogue
@@ -328,11 +300,10 @@ def _print_rows(answer: dict[str, Any]) -> None:
     if answer["stage"]["copies"]:
         _print_stage(console, answer["stage"])
     table = Table("dataset")
-    for heading in ("predicted", "±", "measured", "seen", "leave-one-out\nerror", "prompts\nCPU"):
+    for heading in ("predicted", "±", "measured", "seen", "leave-one-out\nerror"):
         table.add_column(heading, justify="right")
     for row in answer["datasets"]:
         measured, error = row.get("measured_gpu_seconds"), row.get("error_left_out")
-        prompts = row.get("build_cpu_seconds")
         table.add_row(
             row["name"],
             duration(row["gpu_seconds"]) if "gpu_seconds" in row else "not known",
@@ -340,27 +311,8 @@ def _print_rows(answer: dict[str, Any]) -> None:
             "" if measured is None else duration(measured),
             str(row["observations"]),
             "" if error is None else f"{error:.0%}",
-            "" if prompts is None else duration(prompts),
         )
     console.print(table)
-    if answer["judges"]:
-        console.print(_judges_table(answer["judges"]))
-
-
-def _judges_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table("judge", "dataset")
-    for heading in ("questions\nseen", "time\nof each", "tokens\nof each"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        seconds = row["seconds_per_question"]
-        table.add_row(
-            Text(plain(row["judge"])),
-            row["dataset"],
-            f"{row['questions']:,}",
-            "" if seconds is None else duration(seconds),
-            f"{row['tokens_per_question']:,.0f}",
-        )
-    return table
 
 
 def _print_stage(console: Console, stage: dict[str, Any]) -> None:
