@@ -296,24 +296,6 @@ def test_a_run_whose_folder_cannot_be_read_holds_nobody_up(tmp_path: Path, livin
     assert two.available(second)[0] == ([] if living else [NODE])
 
 
-def test_a_run_gives_way_to_a_newer_one_that_can_use_the_node(tmp_path: Path) -> None:
-    older, old = supervised(tmp_path, "old", 1, newest_first=True)
-    newer, new = supervised(tmp_path, "new", 2, newest_first=True)
-    chosen = [NodeCapacity(name="n1", gpus=8, gpu_type="h200", trials=8)]
-    new.available(newer)
-    new.wait("no GPU is free")
-    old.available(older)
-    with pytest.raises(NoRoom, match="newer run new"):
-        old.within(chosen, 1)
-    old.available(older)
-    with pytest.raises(NoRoom, match="newer run new"):
-        old.within(chosen, 1)
-    # It has looked again and waits on: what is free is of no use to it.
-    new.wait("its nodes are named")
-    old.available(older)
-    assert old.within(chosen, 1) == chosen
-
-
 def test_arrays_shrink_to_the_limit_of_jobs(tmp_path: Path) -> None:
     run, one = supervised(tmp_path, "one", 1, jobs=6)
     _, two = supervised(tmp_path, "two", 2, jobs=6)

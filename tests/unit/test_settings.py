@@ -16,15 +16,15 @@ def test_settings_of_earlier_versions_stop_nothing_and_are_named(
 ) -> None:
     file = tmp_path / "c.toml"
     file.write_text(
-        "[scoring]\ndataset_minutes = 30\n[build]\njobs = 3\nminutes = 60\n"
+        "[scoring]\nmemory_gib = 30\n[build]\njobs = 3\nminutes = 60\n"
         "[diagnosis]\nbase_url = 'http://h/v1'\n"
     )
     monkeypatch.setenv("COORDINATE_EVAL_BUILD_JOBS", "2")
     settings, sources = layers.load({}, file)
-    assert (settings.harness.dataset_minutes, settings.harness.jobs) == (30, 2)
+    assert (settings.harness.memory_gib, settings.harness.jobs) == (30, 2)
     assert sources["harness.jobs"] == "environment"
     assert capsys.readouterr().err.splitlines() == [
-        f"setting scoring.dataset_minutes in {file} is called harness.dataset_minutes now",
+        f"setting scoring.memory_gib in {file} is called harness.memory_gib now",
         f"setting build.jobs in {file} is called harness.jobs now",
         f"setting build.minutes in {file} is gone and has no effect: remove it",
         f"setting diagnosis.base_url in {file} is gone and has no effect: remove it",

@@ -105,14 +105,8 @@ class TrialSettings(_Section):
         gt=0,
         le=MOST_MINUTES,
         description="a job without a sign of life for this time is ended: twice as long while it "
-        "starts, and a trial has at least 5 times what its longest shard is predicted to take",
-    )
-    least_gain_seconds: float = Field(
-        default=30.0,
-        ge=0,
-        le=MOST_MINUTES * 60,
-        description="least time that must be saved before an idle trial also answers the shard of "
-        "a slow one",
+        "starts, and a trial has at least 5 times what its longest shard is predicted to take; "
+        "scoring one dataset may take twice as long, and is tried 3 times",
     )
 
 
@@ -209,12 +203,6 @@ class HarnessSettings(_Section):
         le=MOST_GIB,
         description="memory of such a job; a process that scores may use 9/10 of it",
     )
-    dataset_minutes: float = Field(
-        default=20.0,
-        gt=0,
-        le=MOST_MINUTES,
-        description="time limit for scoring one dataset; it is tried 3 times",
-    )
 
 
 class LimitSettings(_Section):
@@ -228,10 +216,6 @@ class LimitSettings(_Section):
         ge=2,
         description="jobs of all runs of this user, waiting or running, at most; each task of an "
         "array is one, and supervisors do not count",
-    )
-    newest_first: bool = Field(
-        default=False,
-        description="when nodes become free, a run gives way to one that was started later",
     )
 
 

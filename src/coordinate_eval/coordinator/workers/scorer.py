@@ -105,7 +105,7 @@ def start_evaluator(
         ),
         [dataset.task for dataset in run.suite.datasets if dataset.task],
         indexes,
-        most_seconds=60 * settings.harness.dataset_minutes,
+        most_seconds=2 * 60 * settings.trial.hang_minutes,
         allow_unsafe=settings.metrics.allow_unsafe_code,
         log=log,
     )

@@ -20,6 +20,9 @@ from coordinate_eval.records import DatasetRequests, Shard, Span
 MOST_OF_OWNERS_TIME = 0.5
 """Most time of a second attempt, as a part of what the owner still needs: predictions are rough."""
 
+LEAST_GAIN_SECONDS = 30.0
+"""Least time by which a second attempt must end sooner than the owner: an engine drops what the
+other has answered only every two seconds, and both compute until then."""
 
 MOST_SEEN = 64
 """Shards that are looked at. While more are left, a slow trial is not what a run waits for."""
@@ -46,7 +49,7 @@ def choose(
     owners: Mapping[str, Owner],
     own: float,
     floors: Mapping[str, float],
-    least_gain: float,
+    least_gain: float = LEAST_GAIN_SECONDS,
 ) -> list[OpenClaim]:
     """Return the claims whose shards are worth a second attempt, those that gain most first.
 
@@ -78,7 +81,6 @@ class SecondAttempts:
 
     def __init__(self, run_dir: RunDir, run: Run, trial: str) -> None:
         self._dir, self._trial = run_dir, trial
-        self._least_gain = run.settings.trial.least_gain_seconds
         self._shards = {shard.span: shard for shard in run.shards}
         self._ledger = Ledger(run_dir, "outputs")
 
@@ -103,7 +105,7 @@ class SecondAttempts:
         floors = plan.floor_seconds if plan is not None else {}
         owners = self._owners(held)
         own = owners.pop(self._trial, Owner(slowdown=1.0, silent=0.0))
-        for span, attempt, _ in choose(held, owners, own.slowdown, floors, self._least_gain):
+        for span, attempt, _ in choose(held, owners, own.slowdown, floors):
             self._ledger.revoke(span, attempt, "doubled")
             second = self._ledger.claim(span, self._trial, task)
             if second is not None:

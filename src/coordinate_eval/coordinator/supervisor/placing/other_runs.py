@@ -53,7 +53,6 @@ class OtherRuns:
         self._file = promise_file(run)
         self._alone = cluster.local
         self._seen = Others()
-        self._gave_way: float | None = None
         self._standing: frozenset[str] = frozenset()
         """Nodes that this run chose at the same time as a younger one, which leaves them to it."""
         self._missed = 0
@@ -100,20 +99,13 @@ class OtherRuns:
         """Return as many of the chosen nodes and of their trials as the limits leave room for.
 
         Raises:
-            NoRoom: they leave none now, or this run gives way to a newer one.
+            NoRoom: they leave none now.
             UserError: the limits never leave room for a trial.
         """
         if self._alone:
             return list(chosen)
         limits = self._run.settings.limits
-        kept = promises.within(chosen, gpus_per_trial, self.left(), limits)
-        newer = None
-        if limits.newest_first:
-            newer = promises.newer_that_waits(self._run.created, self._seen, self._gave_way)
-        if newer is not None:
-            self._gave_way = self._gave_way or self._clock.now()
-            raise NoRoom(f"it gives way to your newer run {newer.run}")
-        return kept
+        return promises.within(chosen, gpus_per_trial, self.left(), limits)
 
     def take(self, run: Run, number: int, nodes: Sequence[RoundNode]) -> None:
         """Tell the other runs which nodes this one asks for in a round.
@@ -136,7 +128,6 @@ class OtherRuns:
                     self._missed = len(nodes)
                     self._tell(begun)
                 raise Overtaken(f"your run {other.run} chose nodes at the same time")
-        self._gave_way = None
         self._missed = 0
         self._dir.waiting.unlink(missing_ok=True)
 

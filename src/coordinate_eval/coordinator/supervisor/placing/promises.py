@@ -233,18 +233,6 @@ def overtaken_by(mine: Promise, before: Others, now: Others) -> Promise | None:
     return None
 
 
-def newer_that_waits(created: float, others: Others, since: float | None) -> Promise | None:
-    """Return a run that was created later and waits for nodes, if there is one.
-
-    It must not have looked for nodes after `since`, in seconds since the epoch: one that has looked
-    and waits on cannot use what is free.
-    """
-    for each in others.promises:
-        if each.waiting and each.created > created and (since is None or each.looked <= since):
-            return each
-    return None
-
-
 def _held(others: Others) -> list[_Held]:
     """Return what each run was promised on each node."""
     alive: dict[str, list[State]] = {}
