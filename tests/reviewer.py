@@ -19,7 +19,7 @@ from coordinate_eval.clusters.protocol import (
     State,
     TaskStatus,
 )
-from coordinate_eval.coordinator.cli.launch import run
+from coordinate_eval.coordinator.cli.launch import dry_run, run
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.planning import reviewed_plan
@@ -142,7 +142,7 @@ class Reviewer:
 
     def plan(self, checkpoint: Path | None = None) -> dict[str, Any]:
         """A dry run, its document kept in `file`."""
-        run.show_plan(self.inputs(checkpoint=checkpoint or tiny_model()), as_json=True)
+        dry_run.show_plan(self.inputs(checkpoint=checkpoint or tiny_model()), as_json=True)
         self.file.write_text(self.capsys.readouterr().out)
         tree: dict[str, Any] = json.loads(self.file.read_text())
         return tree

@@ -12,6 +12,7 @@ from tests.reviewer import Reviewer
 from tests.tiny import tiny_model
 
 from coordinate_eval.coordinator.cli.launch import run
+from coordinate_eval.coordinator.cli.launch.dry_run import show_plan
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines import vllm_arguments
 from coordinate_eval.evaluators.engines.base import check_args
@@ -216,7 +217,7 @@ def test_nothing_is_built_or_submitted_with_wrong_arguments(
 ) -> None:
     engine = EngineSettings(name="transformers", args={"batchsize": 1})
     reviewer.settings = reviewer.settings.model_copy(update={"engine": engine})
-    submit = run.show_plan if dry_run else run.start_run
+    submit = show_plan if dry_run else run.start_run
     with pytest.raises(UserError, match="did you mean batch_size"):
         submit(reviewer.inputs(tiny_model()))
     assert not reviewer.cluster.submitted

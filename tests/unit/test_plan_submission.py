@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from coordinate_eval.clusters.protocol import Busy, JobLimits, Node, Window
 from coordinate_eval.coordinator.cli.app import app
+from coordinate_eval.coordinator.cli.launch import dry_run
 from coordinate_eval.coordinator.cli.launch import run as launch
 from coordinate_eval.coordinator.inputs.settings import (
     MetricSettings,
@@ -76,7 +77,7 @@ def test_what_cannot_be_run_is_in_neither_plan_nor_run(reviewer: Reviewer) -> No
 
 
 def test_a_part_of_a_suite_is_asked_for_again(reviewer: Reviewer) -> None:
-    launch.show_plan(reviewer.inputs(tiny_model(), only=["tiny_code"]), as_json=True)
+    dry_run.show_plan(reviewer.inputs(tiny_model(), only=["tiny_code"]), as_json=True)
     reviewer.file.write_text(reviewer.capsys.readouterr().out)
     reviewer.refused("--suite and what narrows it")
     run = reviewer.submit(only=("tiny_code",))
@@ -112,11 +113,11 @@ def test_a_refused_submission_leaves_nothing(reviewer: Reviewer) -> None:
 def test_a_reviewed_plan_can_be_shown_again(reviewer: Reviewer) -> None:
     reviewer.plan()
     text = reviewer.file.read_text()
-    launch.show_plan(reviewer.inputs(plan=reviewer.file), as_json=True)
+    dry_run.show_plan(reviewer.inputs(plan=reviewer.file), as_json=True)
     assert reviewer.capsys.readouterr().out == text
     reviewer.cluster.free = NODES[:1]
     with pytest.raises(UserError, match="n2"):
-        launch.show_plan(reviewer.inputs(plan=reviewer.file))
+        dry_run.show_plan(reviewer.inputs(plan=reviewer.file))
 
 
 def test_the_checkpoint_must_be_the_same(reviewer: Reviewer, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from tests.reviewer import NODES, FakeCluster, Reviewer, plan_now
 from tests.tiny import tiny_model
 
 from coordinate_eval.clusters.protocol import Busy, Hold, Node, State, Waits
-from coordinate_eval.coordinator.cli.launch.run import show_plan, start_run
+from coordinate_eval.coordinator.cli.launch.dry_run import show_plan
+from coordinate_eval.coordinator.cli.launch.run import start_run
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
 from coordinate_eval.coordinator.planning.plan_run import offer_of_cluster, queued_nodes

@@ -1,4 +1,4 @@
-"""`coordinate-eval run`: plan a run and submit it, or show the plan."""
+"""`coordinate-eval run`: check the inputs, create the run, and give it a supervisor."""
 
 import contextlib
 import json
@@ -6,17 +6,10 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-
-from rich.console import Console
-from rich.markup import escape
 
 from coordinate_eval import _files, _owner
 from coordinate_eval.clusters.protocol import Cluster, TaskStatus
-from coordinate_eval.coordinator.cli import output
 from coordinate_eval.coordinator.cli.launch.foreground import (
     announce,
     say_windows,
@@ -24,35 +17,28 @@ from coordinate_eval.coordinator.cli.launch.foreground import (
     supervise,
 )
 from coordinate_eval.coordinator.cli.launch.resume import resume_run
-from coordinate_eval.coordinator.cli.launch.runnable import runnable, say_by_reason
-from coordinate_eval.coordinator.cli.output import quiet_libraries, say
+from coordinate_eval.coordinator.cli.launch.runnable import runnable
+from coordinate_eval.coordinator.cli.output import say
 from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided
-from coordinate_eval.coordinator.inputs import cluster_file, clusters, judge
+from coordinate_eval.coordinator.inputs import clusters, judge
 from coordinate_eval.coordinator.inputs.folders import check_new, check_writable, working_in
 from coordinate_eval.coordinator.inputs.layers import flatten
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.inputs.suites import known_tasks, suite
+from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.planning import reviewed_plan
 from coordinate_eval.coordinator.planning.context import with_context
 from coordinate_eval.coordinator.planning.judge_plan import (
     judge_of,
     nodes_of_judge,
-    plan_judge,
-    questions_to_judge,
 )
 from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
 from coordinate_eval.coordinator.planning.places.asked_nodes import without_avoided
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
-from coordinate_eval.coordinator.planning.plan import ChosenNodes, Plan
 from coordinate_eval.coordinator.planning.plan_run import (
     Offer,
-    PlannedRun,
     check_time,
     nodes_for,
     offer_of_cluster,
-    offer_of_file,
-    plan_run,
-    queued_nodes,
 )
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.run import containers, jobs
@@ -99,7 +85,7 @@ def start_run(
             f"cluster file {settings.cluster} is only a description of a cluster: "
             "add --dry-run to plan on it"
         )
-    root = _root(inputs, run_dir)
+    root = root_of(inputs, run_dir)
     found_run = existing(root, inputs.checkpoint, inputs.suite, settings)
     if found_run is not None:
         if inputs.reviewed is not None:
@@ -109,9 +95,9 @@ def start_run(
         return resume_run(RunDir(root), settings, wait=wait, as_json=as_json, asked_again=True)
     judge.check(settings.judge, inputs.suite, os.environ)
     containers.check(settings, chosen.name)
-    _look_at_server(inputs)
+    look_at_server(inputs)
     _check_folders(settings, root)
-    _say_where_tasks_look(inputs)
+    say_where_tasks_look(inputs)
     try:
         return _start_new(inputs, run_dir, chosen, wait=wait, as_json=as_json)
     except RunExists as error:
@@ -194,60 +180,7 @@ def _join(
     return resume_run(run_dir, settings, wait=wait, as_json=as_json, asked_again=True)
 
 
-def show_plan(
-    inputs: Inputs,
-    run_dir: Path | None = None,
-    *,
-    as_json: bool = False,
-    verbose: bool = False,
-    html: Path | None = None,
-    scripts: Path | None = None,
-    what_if: bool = False,
-    estimate: bool = False,
-) -> None:
-    """Show the run of these inputs as it would be planned and submitted now.
-
-    With `estimate` nothing is built for it: the catalogue tells what is not in the cache.
-    """
-    # What submits a run does without them, and returns sooner.
-    from coordinate_eval.coordinator.display import show
-
-    show.check_outputs(html, scripts)
-    settings, where = inputs.settings, RunDir(_root(inputs, run_dir))
-    console = output.console(stderr=as_json)
-    cluster = clusters.chosen(settings)
-    if cluster is None:
-        if inputs.reviewed is not None:
-            raise UserError(
-                f"cluster file {settings.cluster} is only a description of a cluster: "
-                "leave out --plan"
-            )
-        cluster = clusters.by_name(clusters.DESCRIBED, settings)
-        with quiet_libraries(verbose=verbose):
-            offer, planned = _plan_described(inputs, cluster, what_if=what_if)
-        if not as_json:
-            left_out = suite.without_task(inputs.suite)
-            left_out |= suite.without_judge(inputs.suite, settings.judge)
-            say_by_reason("planned here, but left out of a run", left_out)
-    else:
-        with working_in(inputs.folder), cluster:
-            offer, planned = _plan_now(
-                inputs, cluster, console, what_if=what_if, estimate=estimate, verbose=verbose
-            )
-    show.show(
-        planned,
-        offer,
-        cluster,
-        where,
-        console,
-        as_json=as_json,
-        verbose=verbose,
-        html=html,
-        scripts=scripts,
-    )
-
-
-def _root(inputs: Inputs, run_dir: Path | None) -> Path:
+def root_of(inputs: Inputs, run_dir: Path | None) -> Path:
     """Return the run directory, in `runs_dir` unless another one is given."""
     home = Path(inputs.settings.runs_dir).expanduser()
     return (run_dir or place(home, inputs.run_id)).absolute()
@@ -259,11 +192,11 @@ def _create(inputs: Inputs, run_dir: Path | None, made: Run) -> RunDir:
     Raises:
         RunExists: another process of this user has made it.
     """
-    root = _root(inputs, run_dir)
+    root = root_of(inputs, run_dir)
     try:
         return create(root, made, inputs.reviewed)
     except RunExists:
-        beside = _root(inputs, run_dir)
+        beside = root_of(inputs, run_dir)
         if beside == root:
             raise
         return create(beside, made, inputs.reviewed)
@@ -294,99 +227,7 @@ def ask(cluster: Cluster, settings: Settings) -> Offer:
     return offer_of_cluster(cluster.name, found, settings, now, exclusive=exclusive, limits=limits)
 
 
-def _nodes_or_none_yet(
-    run: Run, offer: Offer, reviewed: Plan | None = None, tell: Callable[[str], None] = say
-) -> ChosenNodes:
-    """Return the nodes of a plan to look at. Where no GPU is free now, say so and return any."""
-    try:
-        return nodes_for(run, offer, reviewed)
-    except NoFreeGpu as error:
-        if reviewed is not None:
-            raise
-        words = str(error).splitlines()[0] if run.settings.queue else str(error)
-        tell(f"{words}\nthis plan is for when GPUs are free")
-        return queued_nodes(run, offer)
-
-
-def _plan_described(inputs: Inputs, cluster: Cluster, *, what_if: bool) -> tuple[Offer, PlannedRun]:
-    """Plan on what a cluster file describes. Nothing is built for that."""
-    described = cluster_file.load(Path(inputs.settings.cluster))
-    offer = offer_of_file(cluster.name, described, time.time())
-    inputs = _with_counted_items(inputs)
-    run = new_run(inputs, cluster.name, offer.now, exclusive=offer.exclusive)
-    run = with_context(run, {})
-    chosen, judging = _nodes_or_none_yet(run, offer), plan_judge(run, offer, {})
-    return offer, plan_run(run, offer, chosen, {}, judging=judging, what_if=what_if)
-
-
-def _plan_now(
-    inputs: Inputs,
-    cluster: Cluster,
-    console: Console,
-    *,
-    what_if: bool,
-    estimate: bool,
-    verbose: bool,
-) -> tuple[Offer, PlannedRun]:
-    """Plan on what the cluster has now, building the requests of all datasets before.
-
-    An `estimate` takes those that are built, and figures of the catalogue for the others. A suite
-    of which nothing can be run is planned too.
-    """
-    from coordinate_eval.coordinator.prompts.building import build_all
-    from coordinate_eval.coordinator.prompts.request_cache import builder_of
-
-    settings = inputs.settings
-    judge.check(settings.judge, inputs.suite, os.environ)
-    containers.check(settings, cluster.name)
-    _look_at_server(inputs)
-    if not estimate:
-        check_writable(settings, "cache_dir")
-        _say_where_tasks_look(inputs)
-    offer = ask(cluster, settings)
-    if any(dataset.task for dataset in inputs.suite.datasets):
-        inputs = runnable(inputs)
-    if estimate:
-        inputs = _with_counted_items(inputs)
-    run = new_run(inputs, cluster.name, offer.now, exclusive=offer.exclusive, limits=offer.limits)
-    run = with_context(run, {})
-    chosen = _nodes_or_none_yet(run, offer, inputs.reviewed)
-    with console.status("building requests") as status, quiet_libraries(verbose=verbose):
-        wanted = [dataset for dataset in run.suite.datasets if dataset.task]
-        if estimate:
-            builder = builder_of(run)
-            built = {d.name: found for d in wanted if (found := builder.find(d)) is not None}
-        else:
-            built = build_all(
-                partial(builder_of, run),
-                wanted,
-                processes=len(os.sched_getaffinity(0)),
-                tell=lambda progress: status.update(escape(f"building requests: {progress}")),
-            )
-        indexes = {name: each.index for name, each in built.items()}
-        expected, run = run, with_context(run, indexes)
-        if run.context != expected.context:
-            chosen = _nodes_or_none_yet(run, offer, inputs.reviewed, tell=lambda _: None)
-        planned = plan_run(
-            run,
-            offer,
-            chosen,
-            indexes,
-            inputs.reviewed,
-            judging=plan_judge(run, offer, indexes),
-            what_if=what_if,
-        )
-    counts = questions_to_judge(planned.run, planned.plan)
-    judge.check_budget(settings.judge, counts)
-    return offer, planned
-
-
-def _with_counted_items(inputs: Inputs) -> Inputs:
-    """Return inputs for a plan for which nothing is built."""
-    return replace(inputs, suite=known_tasks.with_counted_items(inputs.suite, inputs.folder))
-
-
-def _say_where_tasks_look(inputs: Inputs) -> None:
+def say_where_tasks_look(inputs: Inputs) -> None:
     """Say on stderr that tasks do not look for data in the command's folder, if they don't."""
     if not inputs.folder and suite.has_own_tasks(inputs.suite):
         say(
@@ -395,7 +236,7 @@ def _say_where_tasks_look(inputs: Inputs) -> None:
         )
 
 
-def _look_at_server(inputs: Inputs) -> None:
+def look_at_server(inputs: Inputs) -> None:
     """Ask the server of others that is the engine, if one is, what it has.
 
     Raises:

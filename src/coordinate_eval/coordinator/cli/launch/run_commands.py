@@ -42,7 +42,7 @@ def run(
     supervisor of yours submits it, or `watch` elsewhere. Exit status: 4 if so.
     """
     from coordinate_eval.coordinator.cli.launch import spooled
-    from coordinate_eval.coordinator.cli.launch.run import show_plan, start_run
+    from coordinate_eval.coordinator.cli.launch.run import start_run
     from coordinate_eval.coordinator.planning.new_run import read_inputs
     from coordinate_eval.coordinator.planning.reviewed_plan import read as read_plan
 
@@ -76,6 +76,9 @@ def run(
         raise typer.Exit(spooled.request(inputs, settings, why, **stand_ins, as_json=as_json))
     if not dry_run:
         raise typer.Exit(start_run(inputs, run_dir, wait=wait, as_json=as_json))
+    # What submits a run does without it, and returns sooner.
+    from coordinate_eval.coordinator.cli.launch.dry_run import show_plan
+
     show_plan(
         inputs,
         run_dir,
