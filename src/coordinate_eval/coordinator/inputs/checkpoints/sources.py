@@ -7,7 +7,7 @@ average of several.
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -65,6 +65,8 @@ class Box(NamedTuple):
     """Elements between neighbours in the file, by dimension. None is negative."""
     begin: tuple[int, ...]
     """Where the part begins in the tensor, by dimension."""
+    length: int = 0
+    """Bytes of what lies there, if that is no plain elements."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,23 @@ class Layout:
     boxes: tuple[Box, ...]
     flat: bool = False
     """The parts have one dimension: they are put together before the tensor gets its shape."""
+    found: Callable[[Box, str], Box] | None = None
+    """Returns a part with the place of its elements, of the layout's type, if only its file tells
+    that."""
 
     @property
     def put_together(self) -> tuple[int, ...]:
         """Return the shape that the parts are put together in."""
         return (math.prod(self.shape),) if self.flat else self.shape
+
+    def placed(self) -> Iterator[Box]:
+        """Yield the parts with the places of their elements.
+
+        Raises:
+            UserError: A file is not what its name says.
+        """
+        for box in self.boxes:
+            yield box if self.found is None else self.found(box, self.dtype)
 
     def runs(self) -> "list[Run] | None":
         """Return the ranges of files that follow one another in the tensor.
@@ -90,7 +104,7 @@ class Layout:
         """
         strides = contiguous(self.put_together)
         found = []
-        for box in self.boxes:
+        for box in self.placed():
             if not _in_order(box, self.put_together):
                 return None
             first = sum(start * stride for start, stride in zip(box.begin, strides, strict=True))
@@ -168,7 +182,7 @@ def put_together(layout: Layout) -> "torch.Tensor":
         where = f"{layout.boxes[0].file}: " if layout.boxes else ""
         raise UserError(f"{where}torch has no numbers of type {layout.dtype}")
     made = torch.empty(layout.put_together, dtype=kind)
-    for box in layout.boxes:
+    for box in layout.placed():
         target = made
         for dimension, (start, length) in enumerate(zip(box.begin, box.shape, strict=True)):
             target = target.narrow(dimension, start, length)

@@ -5,11 +5,12 @@ an entry `<name>/data/<key>`. It is believed about sizes only as far as its own:
 compresses nothing, so what a file holds is no larger than the file.
 """
 
+import io
 import os
 import re
 import struct
 import zipfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -94,18 +95,30 @@ class Storage(NamedTuple):
     bytes: int
 
 
-def read(path: Path) -> tuple[object, dict[str, Storage]]:
-    """Return what a torch.save file holds, as `torch_pickle.walk` does, and its storages by key.
+def read(
+    path: Path,
+    begin: int = 0,
+    length: int = -1,
+    classes: Container[tuple[str, str]] | None = None,
+) -> tuple[object, dict[str, Storage]]:
+    """Return what torch.save wrote, as `torch_pickle.walk` does, and its storages by key.
+
+    It is a whole file, or `length` bytes of a file from `begin` on. Besides those of state dicts,
+    it may name these `classes`.
 
     Raises:
         UserError: The file is torn, of the old format, or would run code.
     """
     with checkpoint_files.opened(path, weights=True) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        length = size - begin if length < 0 else length
         try:
-            with zipfile.ZipFile(_Portions(opened)) as archive:
-                name, entries = _contents(archive, path)
-                tree = torch_pickle.walk(_pickle(archive, name), path)
-                storages = {key: _place(opened, entry) for key, entry in entries.items()}
+            if not 0 <= begin <= begin + length <= size:
+                raise zipfile.BadZipFile
+            with zipfile.ZipFile(_Portions(opened, begin, length)) as archive:
+                name, entries = _contents(archive, path, length)
+                tree = torch_pickle.walk(_pickle(archive, name), path, classes)
+                storages = {key: _place(opened, begin, each) for key, each in entries.items()}
         except _DAMAGED as error:
             raise UserError(_why_no_archive(path, opened)) from error
     return tree, storages
@@ -160,34 +173,56 @@ def check_total(sizes: Iterable[int], path: Path) -> None:
         )
 
 
-class _Portions:
-    """A file that is read in small parts: a zip file itself says how long its directory is."""
+class _Portions(io.RawIOBase):
+    """A part of a file, read in small parts: a zip file itself says how long its directory is."""
 
-    def __init__(self, file: FileIO) -> None:
-        self._file = file
-        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+    def __init__(self, file: FileIO, begin: int, length: int) -> None:
+        super().__init__()
+        self._file, self._begin, self._length = file, begin, length
+        self._at = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_CUR: self._at, os.SEEK_END: self._length}.get(whence, 0)
+        if self._at < 0:
+            raise zipfile.BadZipFile
+        return self._at
 
     def read(self, count: int = -1) -> bytes:
+        left = max(0, self._length - self._at)
+        count = left if count < 0 else min(count, left)
         if count > _MOST_DIRECTORY_BYTES:
             raise zipfile.BadZipFile
-        return self._file.read(count)
+        found = os.pread(self._file.fileno(), count, self._begin + self._at)
+        self._at += len(found)
+        return found
 
 
-def _place(file: FileIO, entry: zipfile.ZipInfo) -> Storage:
+def _place(file: FileIO, begin: int, entry: zipfile.ZipInfo) -> Storage:
     """Return where the content of an entry begins: behind its header, its name and what pads it.
+
+    `begin` is the byte of the file where the archive begins.
 
     Raises:
         BadZipFile: There is no such header.
     """
-    head = os.pread(file.fileno(), _LOCAL_HEADER_BYTES, entry.header_offset)
+    at = begin + entry.header_offset
+    head = os.pread(file.fileno(), _LOCAL_HEADER_BYTES, at)
     if len(head) < _LOCAL_HEADER_BYTES or not head.startswith(b"PK\3\4"):
         raise zipfile.BadZipFile
     names = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
-    return Storage(entry.header_offset + _LOCAL_HEADER_BYTES + names, entry.file_size)
+    return Storage(at + _LOCAL_HEADER_BYTES + names, entry.file_size)
 
 
-def _contents(archive: zipfile.ZipFile, path: Path) -> tuple[str, dict[str, zipfile.ZipInfo]]:
-    """Return the name of the pickle, and the entry of each storage by key.
+def _contents(
+    archive: zipfile.ZipFile, path: Path, size: int
+) -> tuple[str, dict[str, zipfile.ZipInfo]]:
+    """Return the name of the pickle, and the entry of each storage by key. It has `size` bytes.
 
     Raises:
         UserError: It is not an archive that torch.save wrote.
@@ -205,7 +240,7 @@ def _contents(archive: zipfile.ZipFile, path: Path) -> tuple[str, dict[str, zipf
         not (len(pickles) == 1 and whole and len(names) == len(entries))
         or pickles[0].filename.count("/") != 1
         or not pickles[0].filename.endswith("data.pkl")
-        or length > path.stat().st_size
+        or length > size
     ):
         raise UserError(f"{path} is a zip file, but not one of torch.save")
     if pickles[0].file_size > _MOST_PICKLE_BYTES:
@@ -240,8 +275,12 @@ def model_tensors(tree: object, path: Path) -> dict[str, StoredTensor]:
         if isinstance(tree, dict) and isinstance(tree.get(key), dict):
             tree = tree[key]
     if isinstance(tree, dict):
-        found = {name: value for name, value in tree.items() if isinstance(value, StoredTensor)}
-        if found and all(isinstance(name, str) for name in found):
+        found = {
+            name: value
+            for name, value in tree.items()
+            if isinstance(name, str) and isinstance(value, StoredTensor)
+        }
+        if found:
             return found
     some = [repr(key)[:60] for key in list(tree)[:8]] if isinstance(tree, dict) else []
     shown = f"a dict of {', '.join(some)}" if isinstance(tree, dict) else "it"

@@ -13,10 +13,10 @@ loading takes hours.
 
 import math
 import pickletools
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Container, Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from coordinate_eval._format import brief
 from coordinate_eval.errors import UserError
@@ -88,6 +88,9 @@ _ENCODINGS = ("latin1", "latin-1")
 # Types that a state dict names and never calls: they take a number of bytes to allocate.
 _ALLOCATING = {"Tensor", "Parameter", "TypedStorage", "UntypedStorage", *_STORAGES}
 _MOST_KEY_CHARACTERS, _MOST_KEY = 4096, 1 << 60  # larger numbers may all have one hash
+_MATTERING = ("OrderedDict", "Size", "_rebuild")
+"""Beginnings of the names whose calls give dicts, shapes and tensors."""
+
 # What `_rebuild_from_type_v2` may call with the arguments that it is given.
 _OF_TENSORS = ("_rebuild_tensor", "_rebuild_parameter")
 HOW_TO_SAVE = "Save the weights alone: torch.save(model.state_dict(), PATH)"
@@ -96,8 +99,9 @@ _MARK = object()
 _UNKNOWN = object()
 
 
-@dataclass(frozen=True)
-class _Global:
+class Global(NamedTuple):
+    """A name that a pickle has, such as that of a type of numbers."""
+
     module: str
     name: str
 
@@ -108,10 +112,26 @@ class _Storage:
     dtype: str | None
 
 
-class _Dict(dict[str, Any]):
-    """A dict without the values of keys that are no text, which count."""
+@dataclass(eq=False)
+class Object:
+    """What a pickle makes of a class that its reader has listed."""
+
+    kind: str
+    """The name of the class."""
+    arguments: object
+    state: object = None
+
+
+class _Dict(dict[str | int, Any]):
+    """A dict of what has a text or a number as its key."""
 
     others = 0
+    """How many keys are neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.objects: list[tuple[Object, Any]] = []
+        """Keys that are objects, and their values."""
 
 
 @dataclass(frozen=True)
@@ -139,17 +159,30 @@ class StoredTensor:
         return (self.offset + last + 1) * ITEM_BYTES[self.dtype]
 
 
-def walk(pickled: bytes, path: Path) -> object:
+class _AnyClass:
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+ANY_CLASS: Final[Container[tuple[str, str]]] = _AnyClass()
+"""For files in which any class is named, such as those of optimizers."""
+
+
+def walk(pickled: bytes, path: Path, classes: Container[tuple[str, str]] | None = None) -> object:
     """Return what the pickle would make: dicts, lists, tuples, `StoredTensor`, and unknowns.
 
-    `path` names the file in messages.
+    Args:
+        pickled: the pickle.
+        path: names the file in messages.
+        classes: which it may name besides those of state dicts, by module and name. What it would
+            make of them is an `Object`.
 
     Raises:
         UserError: It is damaged, would run code, or makes more than tensors.
     """
     # All names are checked before anything is concluded.
     try:
-        machine = _Machine(path, _GIVEN_TO_A_BYTE * len(pickled))
+        machine = _Machine(path, _GIVEN_TO_A_BYTE * len(pickled), classes)
         for number, (opcode, argument, _) in enumerate(pickletools.genops(pickled)):
             if number == _MOST_OPCODES:
                 raise UserError(f"{path} holds more than tensors. {HOW_TO_SAVE}")
@@ -166,10 +199,13 @@ def walk(pickled: bytes, path: Path) -> object:
 class _Machine:
     """A pickle machine whose values do nothing."""
 
-    def __init__(self, path: Path, most_given: int) -> None:
+    def __init__(
+        self, path: Path, most_given: int, classes: Container[tuple[str, str]] | None
+    ) -> None:
         self.stack: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._path = path
+        self._classes = classes
         self._left = most_given
         """Values and bytes that further calls may be given."""
 
@@ -210,13 +246,13 @@ class _Machine:
             pairs = self._since_mark()
             if name == "DICT":
                 stack.append(_Dict())
-            _put(stack[-1], pairs)
+            self._put(stack[-1], pairs)
         elif name == "SETITEM":
             value, key = stack.pop(), stack.pop()
-            _put(stack[-1], [key, value])
+            self._put(stack[-1], [key, value])
         elif name in ("APPENDS", "ADDITEMS", "POP_MARK"):
             values = self._since_mark()
-            if name == "ADDITEMS":
+            if name == "ADDITEMS" and self._classes is None:
                 _check_keys(values)
             if name != "POP_MARK":
                 _extend(stack[-1], values)
@@ -227,7 +263,9 @@ class _Machine:
             state = stack.pop()
             if name == "BUILD":
                 self._count(state)
-                if isinstance(stack[-1], StoredTensor):
+                if isinstance(stack[-1], Object):
+                    stack[-1].state = state
+                elif isinstance(stack[-1], StoredTensor):
                     raise UserError(f"{self._path} changes a tensor that it made. {HOW_TO_SAVE}")
         elif name == "DUP":
             stack.append(stack[-1])
@@ -236,9 +274,29 @@ class _Machine:
         elif name in ("REDUCE", "NEWOBJ"):
             arguments, function = stack.pop(), stack.pop()
             self._count(arguments)
-            stack.append(_result(function, arguments))
+            stack.append(self._made(function, arguments))
         else:
             raise UserError(f"{self._path} holds more than tensors ({name}). {HOW_TO_SAVE}")
+
+    def _made(self, function: object, arguments: object) -> object:
+        """Return what a call gives."""
+        module, name = function if isinstance(function, Global) else ("", "")
+        if self._classes is None or ((module, name) in _HARMLESS and name.startswith(_MATTERING)):
+            return _result(function, arguments)
+        return Object(name, arguments)
+
+    def _put(self, target: object, pairs: list[Any]) -> None:
+        if self._classes is None:
+            _check_keys(pairs[::2])
+        for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+            if not isinstance(target, _Dict):
+                return
+            if isinstance(key, str) or (type(key) is int and abs(key) < _MOST_KEY):
+                target[key] = value
+            elif isinstance(key, Object):
+                target.objects.append((key, value))
+            else:
+                target.others += 1
 
     def _count(self, given: object) -> None:
         """Count what a call is given: values, and the bytes of texts.
@@ -259,15 +317,15 @@ class _Machine:
             taken.append(value)
         return taken[::-1]
 
-    def _global(self, module: object, name: object) -> _Global:
+    def _global(self, module: object, name: object) -> Global:
         if not isinstance(module, str) or not isinstance(name, str):
             raise UserError(f"{self._path} hides what it would run. {HOW_TO_SAVE}")
-        if (module, name) not in _HARMLESS:
+        if (module, name) not in _HARMLESS and (module, name) not in (self._classes or ()):
             raise UserError(
                 f"{self._path} would run code when loaded: {brief(repr(f'{module}.{name}'))}; "
                 f"nothing was loaded. {HOW_TO_SAVE}"
             )
-        return _Global(module, name)
+        return Global(module, name)
 
 
 _CONSTANTS: dict[str, Callable[[], Any]] = {
@@ -301,16 +359,6 @@ def _check_keys(values: object) -> None:
             raise ValueError("a dict has a key that is no name and no number")
 
 
-def _put(target: object, pairs: list[Any]) -> None:
-    _check_keys(pairs[::2])
-    if isinstance(target, _Dict):
-        for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-            if isinstance(key, str):
-                target[key] = value
-            else:  # an optimizer's are numbers, and nobody asks for those
-                target.others += 1
-
-
 def _extend(target: object, values: list[Any]) -> None:
     if isinstance(target, list):
         target += values
@@ -328,7 +376,7 @@ def _storage(persistent: object) -> _Storage:
 
 def _result(function: object, arguments: object) -> object:
     """Return what a call of a harmless name gives, as far as it matters here."""
-    name = function.name if isinstance(function, _Global) else ""
+    name = function.name if isinstance(function, Global) else ""
     if name == "OrderedDict" and arguments != ():
         raise ValueError("an OrderedDict is made of something")
     if name in ("OrderedDict", "Counter"):
@@ -340,8 +388,10 @@ def _result(function: object, arguments: object) -> object:
         return _encoded(arguments)
     if name == "_rebuild_from_type_v2":
         called = arguments[0] if isinstance(arguments, tuple) and arguments else None
-        if not isinstance(called, _Global) or not called.name.startswith(_OF_TENSORS):
+        if not isinstance(called, Global) or not called.name.startswith(_OF_TENSORS):
             raise ValueError("it makes no tensor")
+    if name == "Size" and isinstance(arguments, tuple) and arguments:
+        return arguments[0]
     if name.startswith("_rebuild"):
         return next(_tensors(arguments), _UNKNOWN)
     if name in _ALLOCATING or (name == "bytearray" and _has_number(arguments)):
@@ -400,7 +450,7 @@ def _tensors(arguments: object, depth: int = 2) -> Iterator[StoredTensor]:
     if not isinstance(arguments, tuple) or not depth:
         return
     arguments = arguments[:8]
-    types = [each.name for each in arguments if isinstance(each, _Global)]
+    types = [each.name for each in arguments if isinstance(each, Global)]
     named = [name for name in types if name in ITEM_BYTES]
     for value in arguments:
         if isinstance(value, StoredTensor):

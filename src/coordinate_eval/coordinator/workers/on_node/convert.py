@@ -13,8 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from functools import partial
-from itertools import chain, zip_longest
+from itertools import chain, repeat, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -174,23 +173,25 @@ def _write(
 ) -> Iterator[int]:
     """Write several files at once, and yield the bytes of each part that is written."""
     with contextlib.ExitStack() as stack:
-        parts = [list(_parts(source, shard, _open(stack, shard), reading)) for shard in shards]
+        targets = [_open(stack, shard) for shard in shards]
         pool = ThreadPoolExecutor(copying.THREADS)
         # All threads have ended before the files are closed.
         stack.callback(pool.shutdown, cancel_futures=True)
-        # One file takes one write at a time, so the parts of all are mixed.
-        order = filter(None, chain.from_iterable(zip_longest(*parts)))
-        of_part: dict[Future[int], _Shard] = {pool.submit(part): shard for shard, part in order}
-        left = {shard.path: len(found) for shard, found in zip(shards, parts, strict=True)}
-        for shard in shards:
-            if not left[shard.path]:
-                shard.unfinished.replace(shard.path)
-        for future in as_completed(of_part):
+        # One file takes one write at a time, so tensors of all are mixed.
+        order = chain.from_iterable(zip_longest(*(shard.begins for shard in shards)))
+        number = chain.from_iterable(repeat(range(len(shards))))
+        of_tensor: dict[Future[int], int] = {
+            pool.submit(_write_tensor, source, name, targets[n], shards[n].begins[name], reading): n
+            for name, n in zip(order, number, strict=False)
+            if name is not None
+        }
+        left = [len(shard.begins) for shard in shards]
+        for future in as_completed(of_tensor):
             yield future.result()
-            shard = of_part[future]
-            left[shard.path] -= 1
-            if not left[shard.path]:
-                shard.unfinished.replace(shard.path)
+            n = of_tensor[future]
+            left[n] -= 1
+            if not left[n]:
+                shards[n].unfinished.replace(shards[n].path)
 
 
 def _open(stack: contextlib.ExitStack, shard: _Shard) -> int:
@@ -204,29 +205,18 @@ def _open(stack: contextlib.ExitStack, shard: _Shard) -> int:
     return target
 
 
-def _parts(
-    source: Source, shard: _Shard, target: int, reading: threading.BoundedSemaphore
-) -> Iterator[tuple[_Shard, Callable[[], int]]]:
-    """Yield what writes a part of a file and returns its bytes, for all of its tensors."""
-    for name, begin in shard.begins.items():
-        layout = source.layout(name)
-        runs = None if layout is None else layout.runs()
-        if not _bytes(source, name):
-            continue
-        if runs is None:
-            yield shard, partial(_write_tensor, source, name, target, begin, reading)
-            continue
-        item = ITEM_BYTES[source.tensors[name].dtype]
-        for run in runs:
-            for first in range(0, run.elements * item, copying.RANGE_BYTES):
-                length = min(copying.RANGE_BYTES, run.elements * item - first)
-                at = begin + run.first * item + first
-                yield shard, partial(_copy, run, first, length, target, at)
-
-
 def _write_tensor(
     source: Source, name: str, target: int, at: int, reading: threading.BoundedSemaphore
 ) -> int:
+    """Write a tensor into an open file, from byte `at` on. Return its bytes."""
+    length = _bytes(source, name)
+    layout = source.layout(name)
+    runs = None if layout is None else layout.runs()
+    if runs is not None:
+        item = ITEM_BYTES[source.tensors[name].dtype]
+        for run in runs:
+            _copy(run, target, at + run.first * item, run.elements * item)
+        return length
     import torch
 
     with reading:
@@ -236,13 +226,15 @@ def _write_tensor(
         assert found == expected, f"{name}: {found} instead of {expected}"
         raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
         copying.write(target, raw, at)
-        return len(raw)
-
-
-def _copy(run: Run, first: int, length: int, target: int, at: int) -> int:
-    with checkpoint_files.opened(run.file, weights=True) as opened:
-        copying.copy_range(run.file, opened.fileno(), run.at + first, target, at, length)
     return length
+
+
+def _copy(run: Run, target: int, at: int, length: int) -> None:
+    with checkpoint_files.opened(run.file, weights=True) as opened:
+        for first in range(0, length, copying.RANGE_BYTES):
+            count = min(copying.RANGE_BYTES, length - first)
+            start, to = run.at + first, at + first
+            copying.copy_range(run.file, opened.fileno(), start, target, to, count)
 
 
 def _write_index(folder: Path, shards: Sequence[_Shard], total: int) -> None:
