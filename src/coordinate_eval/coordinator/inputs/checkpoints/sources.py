@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import ITEM_BYTES
 from coordinate_eval.errors import UserError
 
 if TYPE_CHECKING:
@@ -167,6 +168,43 @@ def whole(file: Path, at: int, dtype: str, shape: tuple[int, ...]) -> Layout:
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a tensor of this shape whose elements lie one after another."""
     return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
+
+
+def window(layout: Layout, begin: Sequence[int], shape: tuple[int, ...]) -> Layout | None:
+    """Return the layout of a part of a tensor; None if it is scattered over flat parts."""
+    low, size = tuple(begin), shape
+    if layout.flat:
+        long = [place for place, length in enumerate(shape) if length != 1]
+        rest = long[0] + 1 if long else len(shape)
+        if shape[rest:] != layout.shape[rest:]:
+            return None
+        strides = contiguous(layout.shape)
+        low = (sum(start * stride for start, stride in zip(begin, strides, strict=True)),)
+        size = (math.prod(shape),)
+    boxes = (_cut(box, low, size, ITEM_BYTES[layout.dtype]) for box in layout.boxes)
+    return Layout(layout.dtype, shape, tuple(filter(None, boxes)), layout.flat)
+
+
+def _cut(box: Box, low: Sequence[int], size: Sequence[int], item: int) -> Box | None:
+    """Return what of a part of a tensor lies in a part of this size; None if nothing does."""
+    starts = [max(first, other) for first, other in zip(low, box.begin, strict=True)]
+    ends = [
+        min(first + length, other + extent)
+        for first, length, other, extent in zip(low, size, box.begin, box.shape, strict=True)
+    ]
+    if any(start >= end for start, end in zip(starts, ends, strict=True)):
+        return None
+    skipped = sum(
+        (start - other) * stride
+        for start, other, stride in zip(starts, box.begin, box.strides, strict=True)
+    )
+    return Box(
+        box.file,
+        box.at + skipped * item,
+        tuple(end - start for start, end in zip(starts, ends, strict=True)),
+        box.strides,
+        tuple(start - first for start, first in zip(starts, low, strict=True)),
+    )
 
 
 def put_together(layout: Layout) -> "torch.Tensor":

@@ -1,0 +1,1 @@
+"""Names of tensors: from those of a trainer to those of Hugging Face."""

@@ -1,0 +1,227 @@
+"""Read mappings from YAML: those that are shipped, and a user's own."""
+
+from collections.abc import Mapping as Dict
+from collections.abc import Collection, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coordinate_eval import _user_files
+from coordinate_eval._format import brief
+from coordinate_eval.coordinator.inputs.checkpoints.names import patterns
+from coordinate_eval.coordinator.inputs.suites.located_yaml import (
+    Located,
+    Place,
+    Source,
+    located,
+    only,
+    wrong,
+)
+from coordinate_eval.errors import UserError
+from coordinate_eval.records.names import Mapping, Rule
+
+_WHAT = "mapping"
+_KEYS = {"trainer", "models", "names", "names_of", "left_out"}
+_RULE = {"to", "with", "unflatten", "groups", "parts", "into", "transpose", "rotary", "rows"}
+_MOST_RULES = 2_000
+_MOST_LETTERS = 500
+
+
+class Written(NamedTuple):
+    """A mapping as a file has it, for all types of models."""
+
+    name: str
+    trainer: str
+    models: Sequence[str]
+    """Types of models that it is right for; empty: any."""
+    rules: Sequence[Rule]
+    rules_of: Dict[str, Sequence[Rule]]
+    """Rules for a type of model, before the others."""
+
+    def holds_for(self, kind: str) -> bool:
+        """Return whether the mapping is right for a type of model."""
+        return not self.models or kind in self.models
+
+    def of(self, kind: str) -> Mapping:
+        """Return the rules for a type of model."""
+        return Mapping(trainer=self.trainer, rules=[*self.rules_of.get(kind, ()), *self.rules])
+
+
+def read(path: Path) -> Written:
+    """Return the mapping in a user's file.
+
+    Raises:
+        UserError: It is missing or malformed; names file and line.
+    """
+    text = _user_files.read_text(path, "mapping", anybodys=True)
+    return parse(Source(text, str(path), path.parent, str(path), _WHAT), path.stem)
+
+
+@cache
+def shipped() -> Sequence[Written]:
+    """Return the mappings that come with the program, by the names of their files."""
+    folder = resources.files(__package__).joinpath("shipped")
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
+    return [
+        parse(Source(file.read_text(encoding="utf-8"), file.name, Path(), file.name, _WHAT),
+              file.name.removesuffix(".yaml"))
+        for file in files
+    ]  # fmt: skip
+
+
+class Fit(NamedTuple):
+    """How a mapping fits the names of a checkpoint."""
+
+    mapping: Written
+    matched: int
+    left_over: Sequence[str]
+
+
+def fits(names: Collection[str], kind: str | None) -> list[Fit]:
+    """Return how the shipped mappings fit names, the best first; without those of no name.
+
+    Args:
+        names: of the tensors of a checkpoint.
+        kind: the type of its model; None if it is not known, which counts as any.
+    """
+    found = []
+    for each in shipped():
+        kinds = [kind] if kind is not None else ["", *each.rules_of]
+        matches = [patterns.match(names, each.of(each_kind).rules) for each_kind in kinds]
+        best = min(matches, key=lambda matched: len(matched.left_over))
+        # What is left out tells nothing.
+        rules = each.of(kind or "").rules
+        told = sum(member.rule < len(rules) - 1 for member in best.members.values())
+        if told:
+            found.append(Fit(each, told, best.left_over))
+    return sorted(found, key=lambda fit: len(fit.left_over))
+
+
+def choose(names: Collection[str], kind: str, own: Path | None = None) -> Mapping | None:
+    """Return the mapping by which names become those of Hugging Face; None if they are those.
+
+    Args:
+        names: of the tensors of a checkpoint.
+        kind: the type of its model.
+        own: a user's mapping.
+
+    Raises:
+        UserError: The user's mapping is malformed or for other models; or the names are those of a
+            trainer, and no mapping fits.
+    """
+    if own is not None:
+        written = read(own)
+        if not written.holds_for(kind):
+            raise UserError(
+                f"mapping {own} is for models of type {', '.join(written.models)}, and the config "
+                f"says {kind or 'none'}"
+            )
+        return written.of(kind)
+    for fit in fits(names, kind):
+        written, _, left_over = fit
+        if not left_over and written.holds_for(kind):
+            return written.of(kind)
+        if fit.matched * 2 > len(names):
+            why = (
+                f"{len(left_over):,} of {len(names):,} are not, such as {brief(left_over[0])}"
+                if left_over
+                else f"the mapping is for {', '.join(written.models)}, not for {kind or 'none'}"
+            )
+            raise UserError(
+                f"the names of the tensors are those of {written.trainer}, but {why}. Give a "
+                "mapping of your own with --mapping FILE: docs/checkpoints.md has an example"
+            )
+    return None
+
+
+def parse(source: Source, name: str) -> Written:
+    """Return the mapping in a text of YAML.
+
+    Raises:
+        UserError: It is malformed; names file and line.
+    """
+    tree = located(source)
+    only(tree, _KEYS, "a mapping")
+    trainer = tree.get("trainer", name)
+    if not isinstance(trainer, str):
+        raise wrong(tree.at("trainer"), "trainer must be a text")
+    models = _texts(tree.get("models", []), tree.at("models"), "models")
+    left_out = _texts(tree.get("left_out", []), tree.at("left_out"), "left_out")
+    rules = _rules(tree.get("names"), tree.at("names"))
+    if left_out:
+        rules.append(Rule(source=left_out, to=[]))
+    by_model = tree.get("names_of", {})
+    if not isinstance(by_model, dict):
+        raise wrong(tree.at("names_of"), "names_of must map types of models to names")
+    rules_of = {
+        kind: _rules(names, tree.at("names_of", kinds))
+        for kinds, names in by_model.items()
+        for kind in kinds.replace(",", " ").split()
+    }
+    return Written(name, trainer, models, rules, rules_of)
+
+
+def _rules(names: Any, place: Place) -> list[Rule]:  # noqa: ANN401 - a value of YAML
+    if not isinstance(names, Located) or not 0 < len(names) <= _MOST_RULES:
+        raise wrong(place, "names must map names of the trainer to names of Hugging Face's model")
+    return [_rule(pattern, value, names.at(pattern)) for pattern, value in names.items()]
+
+
+def _rule(pattern: str, value: Any, place: Place) -> Rule:  # noqa: ANN401 - a value of YAML
+    if value is None or isinstance(value, str | list):
+        value = {"to": value}
+    if not isinstance(value, dict) or "to" not in value:
+        raise wrong(place, f"{brief(pattern)} needs a name, a list of names, or a mapping with to")
+    if isinstance(value, Located):
+        only(value, _RULE, "a rule")
+    transpose = value.get("transpose", False)
+    if not isinstance(transpose, bool):
+        raise wrong(place, "transpose must be true or false")
+    rule = Rule(
+        source=[pattern, *_texts(value.get("with", []), place, "with")],
+        to=_texts([] if value["to"] is None else value["to"], place, "to"),
+        unflatten=_text(value.get("unflatten", ""), place, "unflatten"),
+        groups=_text(value.get("groups", 1), place, "groups"),
+        parts=_texts(value.get("parts", []), place, "parts"),
+        into=_text(value.get("into", 1), place, "into"),
+        transpose=transpose,
+        rotary=_texts(value.get("rotary", []), place, "rotary"),
+        rows=_text(value.get("rows", ""), place, "rows"),
+    )
+    many, more = len(rule.source), len(rule.to)
+    if unknown := [text for text in rule.to if "*" in text or _words(text) - _words(*rule.source)]:
+        raise wrong(place, f"{brief(unknown[0])} has * or words that {brief(pattern)} has not")
+    if rule.to and (rule.parts or many > 1) and _stacks(rule):
+        raise wrong(place, f"{brief(pattern)} cannot be stacked and cut into parts at once")
+    if many > 1 and (more != 1 or rule.parts):
+        raise wrong(place, "several names (with) become one tensor, and are its parts themselves")
+    if more > 1 and len(rule.parts) != more:
+        raise wrong(place, f"{more} names (to) need {more} parts, in proportion, such as [1, 1]")
+    if len(rule.rotary) not in (0, 1, more):
+        raise wrong(place, f"rotary must be one number of heads, or {more}")
+    return rule
+
+
+def _words(*texts: str) -> set[str]:
+    """Return the alternatives of words in patterns."""
+    return {hole for text in texts for hole in patterns.holes(text) if "|" in hole}
+
+
+def _stacks(rule: Rule) -> bool:
+    """Return whether a number of the source is in no name that it becomes."""
+    wanted = {hole for text in rule.to for hole in patterns.holes(text)}
+    return any(n not in wanted for text in rule.source for n in patterns.pattern(text).numbers)
+
+
+def _texts(value: Any, place: Place, what: str) -> list[str]:  # noqa: ANN401 - a value of YAML
+    values = value if isinstance(value, list) else [value]
+    return [_text(each, place, what) for each in values]
+
+
+def _text(value: Any, place: Place, what: str) -> str:  # noqa: ANN401 - a value of YAML
+    if type(value) is int and value >= 0:
+        return str(value)
+    if isinstance(value, str) and len(value) <= _MOST_LETTERS:
+        return value
+    raise wrong(place, f"{what} must be a text or a number")

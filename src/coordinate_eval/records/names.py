@@ -1,0 +1,28 @@
+"""Rules by which the tensors of a trainer become those of a Hugging Face model."""
+
+from pydantic import Field
+
+from coordinate_eval.records.base import Record
+
+
+class Rule(Record):
+    """The tensors of one kind, and what becomes of them. docs/checkpoints.md has the language."""
+
+    source: list[str] = Field(description="patterns of names; several are parts of one tensor")
+    to: list[str] = Field(description="names that they get; none leaves them out")
+    unflatten: str = Field(default="", description="parts of equal size in the first dimension")
+    groups: str = Field(default="1", description="of rows, each with a piece of every part")
+    parts: list[str] = Field(default=[], description="of each group, in proportion")
+    into: str = Field(default="1", description="groups in which parts are put together")
+    transpose: bool = Field(default=False, description="the last two dimensions are exchanged")
+    rotary: list[str] = Field(
+        default=[], description="heads whose rows are pairs, and become halves; 0: none"
+    )
+    rows: str = Field(default="", description="that are kept, of a padded vocabulary")
+
+
+class Mapping(Record):
+    """The rules that hold for a checkpoint. The first that matches a name counts."""
+
+    trainer: str
+    rules: list[Rule]
