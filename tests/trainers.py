@@ -150,7 +150,9 @@ def torchtitan(state: State, config: Mapping[str, Any], *, early: bool = False) 
 
 def meta(state: State, config: Mapping[str, Any]) -> State:
     """Weights as Meta and Mistral publish them, in `consolidated.*`."""
-    made = torchtitan({k: v for k, v in state.items() if "block_sparse" not in k}, config, early=True)
+    made = torchtitan(
+        {k: v for k, v in state.items() if "block_sparse" not in k}, config, early=True
+    )
     for name, tensor in state.items():
         layer, rest = _layer_of(name)
         if "block_sparse_moe" in rest:
@@ -314,7 +316,10 @@ def megatron(state: State, config: Mapping[str, Any], layout: str = "rank") -> S
             ("self_attn.q_a_layernorm.weight", "self_attention.linear_q_up_proj.layer_norm_weight")
             if engine
             else ("self_attn.q_a_layernorm", "self_attention.q_layernorm"),
-            ("self_attn.kv_a_layernorm.weight", "self_attention.linear_kv_up_proj.layer_norm_weight")
+            (
+                "self_attn.kv_a_layernorm.weight",
+                "self_attention.linear_kv_up_proj.layer_norm_weight",
+            )
             if engine
             else ("self_attn.kv_a_layernorm", "self_attention.kv_layernorm"),
             ("post_attention_layernorm.weight", "mlp.linear_fc1.layer_norm_weight")

@@ -78,7 +78,7 @@ def torchtitan() -> None:
         config = SimpleNamespace(
             layers=[layer], dim=given["hidden_size"], enable_weight_tying=False
         )
-        made._validate_hf_rope_config = lambda _: None  # noqa: SLF001 - it wants a file
+        made._validate_hf_rope_config = lambda _: None
         adapter.__init__(made, config, None)
         found = made.from_hf(trainers.weights(kind))
         own = trainers.torchtitan(trainers.weights(kind), {**given, "model_type": kind})

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from coordinate_eval.records.base import FileName, Record
+from coordinate_eval.records.names import TensorMapping
 
 
 class CheckpointFormat(StrEnum):
@@ -84,6 +85,11 @@ class Checkpoint(ModelCosts):
     format: CheckpointFormat
     weights: list[str] = Field(description="files that tensors are read from, absolute")
     files: list[str] = Field(description="config and tokenizer files, absolute")
+    mapping: TensorMapping | None = Field(
+        default=None,
+        exclude_if=lambda mapping: mapping is None,
+        description="from the names of the tensors to those of Hugging Face; none: they are those",
+    )
     bytes: int = Field(description="of the weights that engines get")
     loaded_bytes: int = Field(
         default=0, description="of these, that an engine loads, as they are in the files; 0: all"
@@ -121,7 +127,7 @@ class Checkpoint(ModelCosts):
     @property
     def converted(self) -> bool:
         """Return whether its tensors are written as safetensors for engines."""
-        return self.format.converted
+        return self.format.converted or self.mapping is not None
 
 
 class Prior(Record):

@@ -21,7 +21,7 @@ class Rule(Record):
     rows: str = Field(default="", description="that are kept, of a padded vocabulary")
 
 
-class Mapping(Record):
+class TensorMapping(Record):
     """The rules that hold for a checkpoint. The first that matches a name counts."""
 
     trainer: str

@@ -69,13 +69,14 @@ def read_inputs(
     step: int | None = None,
     config: Path | None = None,
     tokenizer: Path | None = None,
+    mapping: Path | None = None,
     reviewed: Plan | None = None,
     strict: bool = True,
 ) -> Inputs:
     """Inspect the checkpoint, and check that the reviewed plan is of these inputs.
 
     Without a checkpoint, that of the plan is taken. `config` and `tokenizer` stand in for the
-    files of the checkpoint. `strict` is that of `Inputs`.
+    files of the checkpoint, and `mapping` for the shipped ones. `strict` is that of `Inputs`.
 
     Raises:
         UserError: A file is missing or malformed, the plan is of other inputs, or the engine has no
@@ -84,7 +85,7 @@ def read_inputs(
     path = checkpoint or (Path(reviewed.checkpoint.path) if reviewed else None)
     if path is None:
         raise UserError("give a checkpoint CKPT, or --plan FILE of a plan that names one")
-    inspected = checkpoints.inspect(path, config=config, tokenizer=tokenizer)
+    inspected = checkpoints.inspect(path, config=config, tokenizer=tokenizer, mapping=mapping)
     rubrics = [dataset.rubric for dataset in suite.datasets if dataset.rubric]
     settings = judge_checkpoint.named(settings, rubrics)
     folder = folder_for_tasks(str(Path.cwd()), inspected)

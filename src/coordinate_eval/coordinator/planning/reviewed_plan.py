@@ -77,7 +77,8 @@ def check_same(
     if plan.checkpoint.identity != checkpoint.identity:
         raise UserError(
             f"checkpoint {checkpoint.path} has changed since the plan was made (names, sizes, "
-            "times, or the bytes of small files; also --config and --tokenizer): plan again"
+            "times, or the bytes of small files; also --config, --tokenizer and --mapping): "
+            "plan again"
         )
     if plan.suite.digest != suite.digest:
         raise UserError(

@@ -24,6 +24,7 @@ def run(
     step: launching.Step = None,
     model_config: launching.ModelConfig = None,
     tokenizer: launching.Tokenizer = None,
+    mapping: launching.Mapping = None,
     run_dir: launching.RunDirectory = None,
     dry_run: launching.DryRun = False,
     html: launching.Html = None,
@@ -68,12 +69,15 @@ def run(
         step=step,
         config=model_config,
         tokenizer=tokenizer,
+        mapping=mapping,
         reviewed=reviewed,
         strict=strict or dry_run,  # a dry run builds all of it
     )
     if not (dry_run or wait or plan) and (why := spooled.why_requested(settings)):
-        stand_ins = {"config": model_config, "tokenizer": tokenizer, "run_dir": run_dir}
-        raise typer.Exit(spooled.request(inputs, settings, why, **stand_ins, as_json=as_json))
+        stand_ins = {"config": model_config, "tokenizer": tokenizer, "mapping": mapping}
+        raise typer.Exit(
+            spooled.request(inputs, settings, why, **stand_ins, run_dir=run_dir, as_json=as_json)
+        )
     if not dry_run:
         raise typer.Exit(start_run(inputs, run_dir, wait=wait, as_json=as_json))
     # What submits a run does without it, and returns sooner.

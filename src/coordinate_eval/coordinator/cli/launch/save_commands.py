@@ -113,6 +113,7 @@ def watch(
     strict: launching.Strict = False,
     model_config: launching.ModelConfig = None,
     tokenizer: launching.Tokenizer = None,
+    mapping: launching.Mapping = None,
     dry_run: _DryWatch = False,
     as_json: common.Json = False,
     settings_file: common.SettingsFile = None,
@@ -146,7 +147,7 @@ def watch(
     def ask(saved: Saved) -> Inputs:
         return read_inputs(
             settings, suite, saved.path, step=saved.step, config=model_config, tokenizer=tokenizer,
-            strict=strict,
+            mapping=mapping, strict=strict,
         )  # fmt: skip
 
     watched = Watch(
@@ -178,6 +179,7 @@ def prefetch(
     asked: AskedPrompts,
     model_config: launching.ModelConfig = None,
     tokenizer: launching.Tokenizer = None,
+    mapping: launching.Mapping = None,
     jobs: _Jobs = None,
     as_json: common.Json = False,
     verbose: _Verbose = False,
@@ -201,6 +203,7 @@ def prefetch(
         ckpt or checkpoint or latest_checkpoint(settings),
         config=model_config,
         tokenizer=tokenizer,
+        mapping=mapping,
         strict=False,  # what cannot be built is named at the end
     )
     processes = jobs or len(os.sched_getaffinity(0))

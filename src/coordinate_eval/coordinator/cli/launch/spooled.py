@@ -53,6 +53,7 @@ def request(
     *,
     config: Path | None,
     tokenizer: Path | None,
+    mapping: Path | None,
     run_dir: Path | None,
     as_json: bool,
 ) -> int:
@@ -64,6 +65,7 @@ def request(
         why: why nothing is submitted here.
         config: stands in for the checkpoint's config, as does `tokenizer`.
         tokenizer: see `config`.
+        mapping: from the names of its tensors to Hugging Face's, if one is named.
         run_dir: the run directory, if one is named.
         as_json: print what was done as JSON.
 
@@ -84,6 +86,7 @@ def request(
         step=inputs.step,
         model_config_file=_absolute(config),
         tokenizer=_absolute(tokenizer),
+        mapping=_absolute(mapping),
         run_dir=_absolute(run_dir),
         strict=inputs.strict,
         folder=str(Path.cwd()),
@@ -161,6 +164,7 @@ def _start(spooled: Spooled, runs_dir: Path) -> Path:
             step=spooled.step,
             config=Path(spooled.model_config_file) if spooled.model_config_file else None,
             tokenizer=Path(spooled.tokenizer) if spooled.tokenizer else None,
+            mapping=Path(spooled.mapping) if spooled.mapping else None,
             strict=spooled.strict,
         )
         if inputs.checkpoint.identity != spooled.identity:

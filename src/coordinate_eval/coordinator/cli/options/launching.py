@@ -63,6 +63,15 @@ ModelConfig = Annotated[
 Tokenizer = Annotated[
     Path | None, option(WHAT, "DIR", "The folder of a .pt checkpoint's tokenizer.")
 ]
+Mapping = Annotated[
+    Path | None,
+    option(
+        WHAT,
+        "FILE",
+        "A mapping from the names of the checkpoint's tensors to Hugging Face's, in YAML.",
+        shown="the one of the shipped mappings that fits",
+    ),
+]
 EngineArgs = Annotated[
     dict[str, Any] | None,
     option(

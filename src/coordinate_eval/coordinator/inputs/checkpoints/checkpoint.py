@@ -22,11 +22,14 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     torch_file,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.model_shape import model_shape
+from coordinate_eval.coordinator.inputs.checkpoints.names import mapping as mappings
+from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import Renamed
 from coordinate_eval.coordinator.inputs.checkpoints.quantized import quantized
 from coordinate_eval.coordinator.inputs.checkpoints.sources import Source, Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import ITEM_BYTES
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
+from coordinate_eval.records.names import TensorMapping
 
 # The second has the quantization of a model of ModelOpt up to 0.29.
 _BESIDE_CONFIG = ("generation_config.json", "hf_quant_config.json")
@@ -66,11 +69,19 @@ _READERS: Final[Mapping[CheckpointFormat, Reader]] = {
 """The formats that are read. The first that finds weights counts."""
 
 
-def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = None) -> Checkpoint:
+def inspect(
+    path: Path,
+    *,
+    config: Path | None = None,
+    tokenizer: Path | None = None,
+    mapping: Path | None = None,
+) -> Checkpoint:
     """Describe the checkpoint at `path`: a folder, or a .pt, .pth or .bin file.
 
     Links are resolved here, so a `latest` that moves on later does not matter. `config` and
-    `tokenizer` (a file, or its folder) are used instead of those of the checkpoint.
+    `tokenizer` (a file, or its folder) are used instead of those of the checkpoint. `mapping` is
+    the user's own, from the names of tensors to those of Hugging Face; else a shipped one is taken
+    if the names are those of a trainer.
 
     Raises:
         UserError: A file is missing, torn, malformed, unreadable, or would run code.
@@ -91,14 +102,19 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
         _check_sides(sides)
         _check_whole(sides)
         _check_weights(weights)
+        whole = checkpoint_files.read_json(config_file, _MOST_CONFIG_BYTES)
+        text = text_config(whole, config_file)
         opened = _READERS[kind].open_source(weights, extra)
+        names = mappings.choose(opened.tensors, text.kind, mapping)
+        if names is not None:
+            opened = Renamed(opened, names, text)
         tensors, counts = opened.tensors, _parameters_by_type(opened)
         if not counts:
             raise UserError(f"{place} has no parameters: its weight files hold no tensors")
         dtype = max(counts, key=lambda dtype: counts[dtype])
-        identity = _identity(weights, sides)
+        identity = _identity(weights, sides, names)
         size = sum(file.stat().st_size for file in weights)
-        if kind.converted:  # an optimizer may lie in the files
+        if kind.converted or names is not None:  # an optimizer may lie in the files
             _check_types(place, tensors)
             size = sum(count * ITEM_BYTES[dtype] for dtype, count in counts.items())
         if size > _MOST_WEIGHT_BYTES:
@@ -106,8 +122,6 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
                 f"checkpoint {place} claims {_format.size(size)} of weights, which no disk holds. "
                 "Save it again"
             )
-        whole = checkpoint_files.read_json(config_file, _MOST_CONFIG_BYTES)
-        text = text_config(whole, config_file)
         also = config_file.parent / _BESIDE_CONFIG[1]
         more = checkpoint_files.read_json(also, _MOST_CONFIG_BYTES) if also in files else {}
         shape = model_shape(text, dtype, quantized(whole, text, more), tensors)
@@ -129,6 +143,7 @@ def inspect(path: Path, *, config: Path | None = None, tokenizer: Path | None = 
             format=kind,
             weights=[_text(file) for file in weights],
             files=[_text(file) for file in sides],
+            mapping=names,
             bytes=size,
             dtype=dtype,
             **shape,
@@ -147,15 +162,20 @@ def source(checkpoint: Checkpoint) -> Source:
     Raises:
         UserError: A file is torn, or not what its name says.
     """
-    weights, files = map(Path, checkpoint.weights), map(Path, checkpoint.files)
-    return _READERS[checkpoint.format].open_source(list(weights), list(files))
+    weights, files = list(map(Path, checkpoint.weights)), list(map(Path, checkpoint.files))
+    opened = _READERS[checkpoint.format].open_source(weights, files)
+    if checkpoint.mapping is None:
+        return opened
+    config = next(file for file in files if file.name == "config.json")
+    text = text_config(checkpoint_files.read_json(config, _MOST_CONFIG_BYTES), config)
+    return Renamed(opened, checkpoint.mapping, text)
 
 
 def unchanged(checkpoint: Checkpoint) -> bool:
     """Return whether names, sizes and times of the files are still as inspected."""
     try:
         weights, files = map(Path, checkpoint.weights), map(Path, checkpoint.files)
-        return _identity(list(weights), list(files)) == checkpoint.identity
+        return _identity(list(weights), list(files), checkpoint.mapping) == checkpoint.identity
     except OSError:
         return False
 
@@ -320,8 +340,8 @@ def _check_types(place: Path, tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def _identity(weights: Sequence[Path], files: Sequence[Path]) -> str:
-    digest = hashlib.sha256()
+def _identity(weights: Sequence[Path], files: Sequence[Path], names: TensorMapping | None) -> str:
+    digest = hashlib.sha256(names.model_dump_json().encode() if names else b"")
     for file in sorted(weights):
         status = file.stat()
         digest.update(json.dumps([file.name, status.st_size, status.st_mtime_ns]).encode())

@@ -67,6 +67,7 @@ class Spooled(Record):
     step: int | None = None
     model_config_file: str | None = None
     tokenizer: str | None = None
+    mapping: str | None = None
     run_dir: str | None = None
     strict: bool = False
     folder: str = Field(description="working directory of the caller")

@@ -1,7 +1,6 @@
 """Read mappings from YAML: those that are shipped, and a user's own."""
 
-from collections.abc import Mapping as Dict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -19,7 +18,7 @@ from coordinate_eval.coordinator.inputs.suites.located_yaml import (
     wrong,
 )
 from coordinate_eval.errors import UserError
-from coordinate_eval.records.names import Mapping, Rule
+from coordinate_eval.records.names import Rule, TensorMapping
 
 _WHAT = "mapping"
 _KEYS = {"trainer", "models", "names", "names_of", "left_out"}
@@ -36,16 +35,18 @@ class Written(NamedTuple):
     models: Sequence[str]
     """Types of models that it is right for; empty: any."""
     rules: Sequence[Rule]
-    rules_of: Dict[str, Sequence[Rule]]
+    rules_of: Mapping[str, Sequence[Rule]]
     """Rules for a type of model, before the others."""
 
     def holds_for(self, kind: str) -> bool:
         """Return whether the mapping is right for a type of model."""
         return not self.models or kind in self.models
 
-    def of(self, kind: str) -> Mapping:
+    def of(self, kind: str) -> TensorMapping:
         """Return the rules for a type of model."""
-        return Mapping(trainer=self.trainer, rules=[*self.rules_of.get(kind, ()), *self.rules])
+        return TensorMapping(
+            trainer=self.trainer, rules=[*self.rules_of.get(kind, ()), *self.rules]
+        )
 
 
 def read(path: Path) -> Written:
@@ -98,7 +99,7 @@ def fits(names: Collection[str], kind: str | None) -> list[Fit]:
     return sorted(found, key=lambda fit: len(fit.left_over))
 
 
-def choose(names: Collection[str], kind: str, own: Path | None = None) -> Mapping | None:
+def choose(names: Collection[str], kind: str, own: Path | None = None) -> TensorMapping | None:
     """Return the mapping by which names become those of Hugging Face; None if they are those.
 
     Args:
@@ -125,7 +126,7 @@ def choose(names: Collection[str], kind: str, own: Path | None = None) -> Mappin
         if fit.matched * 2 > len(names):
             why = (
                 f"{len(left_over):,} of {len(names):,} are not, such as {brief(left_over[0])}"
-                if left_over
+                if written.holds_for(kind)
                 else f"the mapping is for {', '.join(written.models)}, not for {kind or 'none'}"
             )
             raise UserError(

@@ -6,7 +6,7 @@ nothing else. So what it needs is read of a file, and no more.
 
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,7 +57,7 @@ class _Recipe:
 class Renamed:
     """The tensors of another source by the names of Hugging Face."""
 
-    def __init__(self, source: Source, mapping: names.Mapping, config: TextConfig) -> None:
+    def __init__(self, source: Source, mapping: names.TensorMapping, config: TextConfig) -> None:
         """Take a source, a mapping, and the config that has its numbers.
 
         Raises:
@@ -127,9 +127,7 @@ class Renamed:
                     begin = box.begin[lead:]
                     if begin:
                         begin = (begin[0] + elements // row, *begin[1:])
-                    boxes.append(
-                        Box(box.file, box.at, box.shape[lead:], box.strides[lead:], begin)
-                    )
+                    boxes.append(Box(box.file, box.at, box.shape[lead:], box.strides[lead:], begin))
                 else:
                     return None
             elements += math.prod(piece.shape)
@@ -159,7 +157,7 @@ class _Recipes:
     """Work out how each tensor is made."""
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], mapping: names.Mapping, numbers: Numbers
+        self, tensors: Mapping[str, Tensor], mapping: names.TensorMapping, numbers: Numbers
     ) -> None:
         self._tensors, self._mapping, self._numbers = tensors, mapping, numbers
         self._recipes: dict[str, _Recipe] = {}
@@ -258,7 +256,7 @@ class _Recipes:
             base = (sum(stop - start for _, start, stop in runs), *first.shape[1:])
         shape = base
         if rule.transpose:
-            if len(shape) < 2:  # noqa: PLR2004 - rows and columns
+            if len(shape) < 2:
                 raise self._wrong(f"{brief(first.name)} of shape {list(shape)} has no columns")
             shape = (*shape[:-2], shape[-1], shape[-2])
         heads = self._heads(rule, place)
@@ -371,9 +369,7 @@ class _View:
         if not self.shape:
             return _Piece(self.name, index, (1,) * len(index))
         ones = (1,) * len(index)
-        return _Piece(
-            self.name, (*index, start, *(0 for _ in rest)), (*ones, stop - start, *rest)
-        )
+        return _Piece(self.name, (*index, start, *(0 for _ in rest)), (*ones, stop - start, *rest))
 
 
 def _wanted(rule: names.Rule) -> set[str]:
