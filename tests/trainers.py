@@ -10,7 +10,7 @@ with the trainers' own converters once, with torchtitan 0.3.0 and litgpt 0.5.13:
 import importlib
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 State = dict[str, Any]
@@ -87,10 +87,10 @@ def pairs(rows: Any, heads: int) -> Any:
     return out
 
 
-def groups(query: Any, key: Any, value: Any, count: int) -> Any:
+def groups(qkv: list[Any], count: int) -> Any:
     """A group for each head of keys: its queries, its keys, its values."""
     torch: Any = importlib.import_module("torch")
-    parts = [each.chunk(count) for each in (query, key, value)]
+    parts = [each.chunk(count) for each in qkv]
     return torch.cat([part for group in zip(*parts, strict=True) for part in group])
 
 
@@ -200,7 +200,7 @@ def litgpt(state: State, config: Mapping[str, Any], *, early: bool = False) -> S
         if found := re.match(r"self_attn\.q_proj\.(weight|bias)", rest):
             begin = name.partition("q_proj")[0]
             each = [state[f"{begin}{which}_proj.{found[1]}"] for which in "qkv"]
-            fused = groups(*each, config["num_key_value_heads"]) if early else torch.cat(each)
+            fused = groups(each, config["num_key_value_heads"]) if early else torch.cat(each)
             made[f"{prefix}{qkv}.{found[1]}"] = fused
             continue
         if re.match(r"self_attn\.[kv]_proj", rest):
@@ -287,7 +287,7 @@ def megatron(state: State, config: Mapping[str, Any], layout: str = "rank") -> S
                 made[f"{tail}self_attention.linear_q_proj.{found[1]}"] = tensor
                 continue
             each = [state[f"{begin}self_attn.{which}_proj.{found[1]}"] for which in "qkv"]
-            fused = groups(*each, config["num_key_value_heads"])
+            fused = groups(each, config["num_key_value_heads"])
             made[f"{tail}self_attention.linear_qkv.{found[1]}"] = fused
             continue
         if re.match(r"self_attn\.[kv]_proj", rest) or re.search(r"up_proj|w3", rest):
@@ -375,15 +375,15 @@ def _stacked(state: State) -> State:
 
 FORWARD: Final[Mapping[str, Callable[[State, Mapping[str, Any]], State]]] = {
     "torchtitan": torchtitan,
-    "torchtitan, early": lambda s, c: torchtitan(s, c, early=True),
+    "torchtitan, early": partial(torchtitan, early=True),
     "meta": meta,
     "olmo_core": olmo_core,
     "litgpt": litgpt,
-    "litgpt, early": lambda s, c: litgpt(s, c, early=True),
+    "litgpt, early": partial(litgpt, early=True),
     "gpt_neox": gpt_neox,
     "megatron": megatron,
     **{
-        f"megatron, {layout}": lambda s, c, layout=layout: megatron(s, c, layout)
+        f"megatron, {layout}": partial(megatron, layout=layout)
         for layout in ("local", "stacked", "single")
     },
 }

@@ -153,8 +153,8 @@ def test_what_fits_is_taken(tmp_path: Path, tensors: Tensors, config: dict[str, 
         (llama() | {"model.layers.0.mlp._flat_param": of(9)}, ("flat parameters of FSDP",)),
         (
             {"tok_embeddings.weight": of(60, 512), "output.weight": of(60, 512)}
-            | {f"layers.{n}.attention.wq.weight": of(512, 512) for n in range(3)},
-            ("such as attention.wq.weight", "type llama", "trainer's converter"),
+            | {f"layers.{n}.attention.query.weight": of(512, 512) for n in range(3)},
+            ("such as attention.query.weight", "type llama", "trainer's converter"),
         ),
         ({f"_orig_mod.{n}": t for n, t in llama().items()}, ("training wrapper", "unwrap_model")),
         ({f"module.{n}": t for n, t in llama().items()}, ("'module.'", "Save model.module")),

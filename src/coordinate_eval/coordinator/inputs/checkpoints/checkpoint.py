@@ -340,7 +340,9 @@ def _check_types(place: Path, tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def _identity(weights: Sequence[Path], files: Sequence[Path], names: TensorMapping | None) -> str:
+def _identity(
+    weights: Sequence[Path], files: Sequence[Path], names: TensorMapping | None = None
+) -> str:
     digest = hashlib.sha256(names.model_dump_json().encode() if names else b"")
     for file in sorted(weights):
         status = file.stat()

@@ -23,6 +23,7 @@ from coordinate_eval.records.names import Rule, TensorMapping
 _WHAT = "mapping"
 _KEYS = {"trainer", "models", "names", "names_of", "left_out"}
 _RULE = {"to", "with", "unflatten", "groups", "parts", "into", "transpose", "rotary", "rows"}
+_LEAST_RULES = 3  # that match names of a model
 _MOST_RULES = 2_000
 _MOST_LETTERS = 500
 
@@ -80,7 +81,7 @@ class Fit(NamedTuple):
 
 
 def fits(names: Collection[str], kind: str | None) -> list[Fit]:
-    """Return how the shipped mappings fit names, the best first; without those of no name.
+    """Return how the shipped mappings fit names, the best first; without those that do not.
 
     Args:
         names: of the tensors of a checkpoint.
@@ -91,11 +92,9 @@ def fits(names: Collection[str], kind: str | None) -> list[Fit]:
         kinds = [kind] if kind is not None else ["", *each.rules_of]
         matches = [patterns.match(names, each.of(each_kind).rules) for each_kind in kinds]
         best = min(matches, key=lambda matched: len(matched.left_over))
-        # What is left out tells nothing.
-        rules = each.of(kind or "").rules
-        told = sum(member.rule < len(rules) - 1 for member in best.members.values())
-        if told:
-            found.append(Fit(each, told, best.left_over))
+        # What is left out tells nothing, and neither do the few names that all models share.
+        if len({member.rule for member in best.members.values()}) >= _LEAST_RULES:
+            found.append(Fit(each, len(best.members), best.left_over))
     return sorted(found, key=lambda fit: len(fit.left_over))
 
 
