@@ -31,16 +31,7 @@ FORMATS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "NeMo 2": (("context/model.yaml", "weights/__0_0.distcp"), "NeMo"),
     "NeMo 1": (("llama.nemo",), "NeMo"),
-    "torch.distributed": ((".metadata", "__0_0.distcp", "__1_0.distcp"), "dcp_to_torch"),
-    "torchtitan, with a config": (
-        ("config.json", "tokenizer.json", ".metadata", "__0_0.distcp"), "dcp_to_torch",
-    ),
-    "Accelerate": (
-        ("config.json", "pytorch_model_fsdp_0/__0_0.distcp", "optimizer_0/.metadata",
-         "rng_state_0.pth", "scheduler.pt"),
-        "accelerate merge-weights",
-    ),
-    "OLMo-core": ((".metadata.json", "config.json", "model_and_optim/x", "train/rank0.pt"), "OLMo"),
+    "torch.distributed": (("__0_0.distcp", "__1_0.distcp", ".metadata.tmp"), "written last"),
     "LLM Foundry": (("ep0-ba1000-rank0.pt", "ep0-ba1000-rank1.pt"), "convert_composer_to_hf"),
     "DeepSpeed": (
         ("latest", "zero_to_fp32.py", "global_step1000/x.pt", "trainer_state.json"),
@@ -68,16 +59,10 @@ FORMATS: dict[str, tuple[tuple[str, ...], str]] = {
         ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"), "merge_and_unload",
     ),
     "older adapter": (("adapter_config.json", "adapter_model.bin", "training_args.bin"), "adapter"),
-    "shards of torch": (
-        ("config.json", "pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin",
-         "pytorch_model-00002-of-00002.bin"),
-        "several .bin files",
-    ),
     "GGUF": (("model-Q4_K_M.gguf",), "GGUF"),
     "Orbax": (("_CHECKPOINT_METADATA", "manifest.ocdbt", "d/x"), "Orbax"),
     "Flax": (("config.json", "flax_model.msgpack"), "from_flax"),
     "TensorFlow": (("tf_model.h5", "config.json"), "from_tf"),
-    "Lightning": (("epoch=0-step=1000.ckpt",), "Lightning"),
     "TensorRT-LLM": (("config.json", "rank0.engine"), "TensorRT-LLM"),
     "ONNX": (("model.onnx", "config.json"), "ONNX"),
     "diffusers": (("model_index.json", "unet/x"), "diffusers"),
@@ -108,6 +93,11 @@ def test_weights_that_were_merged_count(tmp_path: Path, kind: str) -> None:
     assert inspect(folder).weights == [str(folder / "model.safetensors")]
 
 
+def test_a_save_without_its_metadata_is_not_finished(tmp_path: Path) -> None:
+    folder = fill(sides(tmp_path), ("pytorch_model_fsdp_0/__0_0.distcp", "optimizer_0/.metadata"))
+    refused(folder, "pytorch_model_fsdp_0 has no .metadata", "written last")
+
+
 def test_one_shard_of_torch_is_a_whole_file(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     file = sides(tmp_path) / "pytorch_model-00001-of-00001.bin"
@@ -123,7 +113,6 @@ def test_one_shard_of_torch_is_a_whole_file(tmp_path: Path) -> None:
         ("consolidated.00.pth", "Meta's own format"),
         ("adapter_model.bin", "adapter"),
         ("llama.gguf", "GGUF"),
-        ("step=1.ckpt", "Lightning"),
     ],
 )
 def test_files_of_such_formats_are_named_as_well(tmp_path: Path, name: str, words: str) -> None:

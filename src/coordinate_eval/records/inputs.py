@@ -14,6 +14,7 @@ class CheckpointFormat(StrEnum):
 
     SAFETENSORS = "safetensors"
     TORCH = "torch"
+    DCP = "dcp"
 
     @property
     def converted(self) -> bool:

@@ -16,6 +16,7 @@ from coordinate_eval import _format
 from coordinate_eval._text_config import text_config
 from coordinate_eval.coordinator.inputs.checkpoints import (
     checkpoint_files,
+    dcp,
     fit,
     formats,
     safetensors_file,
@@ -65,6 +66,7 @@ class Reader(Protocol):
 _READERS: Final[Mapping[CheckpointFormat, Reader]] = {
     CheckpointFormat.SAFETENSORS: safetensors_file,
     CheckpointFormat.TORCH: torch_file,
+    CheckpointFormat.DCP: dcp,
 }
 """The formats that are read. The first that finds weights counts."""
 
@@ -89,8 +91,10 @@ def inspect(
     try:
         place = _resolve(path)
         weights, kind, extra = _find_weights(place)
-        # Configs may lie beside a link to a file, or beside the file.
-        beside = [place] if place.is_dir() else [place.parent, path.absolute().parent]
+        # Configs may lie beside a link to a file, or beside the file; or above parts of ranks.
+        beside = [place.parent, path.absolute().parent]
+        if place.is_dir():
+            beside = [place, place.parent] if kind.converted else [place]
         config_file = _find_config(place, beside, config)
         files = {
             *extra,

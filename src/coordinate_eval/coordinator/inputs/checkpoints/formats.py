@@ -13,7 +13,10 @@ from typing import Final
 from coordinate_eval._format import brief
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 
-OURS: Final = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+OURS: Final = (
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+    "pytorch_model.bin.index.json", ".metadata",
+)  # fmt: skip
 """Files that make a folder a checkpoint that can be evaluated: one of them is enough."""
 
 _MOST_FOLDERS = 1000  # looked into for checkpoints
@@ -71,26 +74,14 @@ _FORMATS = (
         (r"context|.*\.nemo|model_config\.yaml", r"weights|model_weights|.*\.nemo"),
     ),
     Format(
-        "a checkpoint of Accelerate's FSDP, cut into a part for each rank",
-        "Merge the parts, and give OUT with the config and tokenizer of the model: "
-        "accelerate merge-weights {path}/pytorch_model_fsdp_0 OUT",
-        (r"pytorch_model_fsdp_\d+",),
-    ),
-    Format(
-        "a checkpoint of OLMo-core",
-        f"{_TO_HF}, with OLMo-core's examples/huggingface/convert_checkpoint_to_hf.py",
-        (r"model_and_optim", r"\.metadata\.json|train|config\.json"),
-    ),
-    Format(
-        "a sharded checkpoint of LLM Foundry or Composer",
+        "a checkpoint of LLM Foundry or Composer, a file for each rank",
         f"{_TO_HF}, with LLM Foundry's scripts/inference/convert_composer_to_hf.py",
-        (r"ep\d+-ba\d+(?:-rank\d+)?(?:\.pt)?",),
+        (r"ep\d+-ba\d+-rank0*[1-9]\d*\.pt", r"ep\d+-ba\d+-rank\d+\.pt"),
     ),
     Format(
-        "a distributed checkpoint of PyTorch (torch.distributed.checkpoint), cut into parts",
-        "Use the trainer's own converter to Hugging Face's format, or merge the parts into a file, "
-        "and give that with --config and --tokenizer: "
-        "python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path} OUT.pt",
+        "a distributed checkpoint of PyTorch without its .metadata, which is written last",
+        "If it is being written, try again afterwards; else the save was interrupted: give an "
+        "earlier checkpoint",
         (r".*\.distcp",),
     ),
     Format(
@@ -131,13 +122,6 @@ _FORMATS = (
         (r"checkpoint_metadata\.json", r"model"),
     ),
     Format(
-        "a model whose weights are in several .bin files",
-        "Save it as safetensors, and give OUT with the tokenizer copied there: python -c \"from "
-        "transformers import AutoModelForCausalLM as M; M.from_pretrained('.', dtype='auto')"
-        ".save_pretrained('OUT')\" in that folder",
-        (r".*\.bin\.index\.json|(?:pytorch_)?model[-_.]\d+-of-(?!0*1\.)\d+\.bin",),
-    ),
-    Format(
         "a GGUF model, in llama.cpp's own format",
         "Give the checkpoint that it was made from, or the same model in Hugging Face's format",
         (r".*\.gguf",),
@@ -152,13 +136,6 @@ _FORMATS = (
         "Save it as safetensors with transformers 4: from_pretrained(…, from_flax=True) or "
         "from_tf=True, then save_pretrained(OUT)",
         (r".*\.msgpack|tf_model.*\.h5|.*\.ckpt\.index|.*\.data-\d+-of-\d+",),
-    ),
-    Format(
-        "a checkpoint of PyTorch Lightning",
-        "Save its weights alone, and give OUT.pt with --config and --tokenizer: "
-        "torch.save(torch.load(PATH, weights_only=False)['state_dict'], 'OUT.pt'); check that the "
-        "names of the tensors are those of Hugging Face's model",
-        (r".*\.ckpt",),
     ),
     Format(
         "an engine of TensorRT-LLM",

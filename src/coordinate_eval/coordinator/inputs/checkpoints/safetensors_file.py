@@ -112,6 +112,17 @@ def read(file: Path) -> dict[str, Layout]:
     return {name: whole(file, begins[name], *tensor) for name, tensor in found.items()}
 
 
+def notes(file: Path) -> dict[str, str]:
+    """Return what whoever wrote a file noted in its header, which `read` has checked."""
+    from safetensors import safe_open
+
+    with (
+        checkpoint_files.opened(file, weights=True) as opened,
+        safe_open(checkpoint_files.open_path(opened), framework="numpy") as tensors,
+    ):
+        return tensors.metadata() or {}
+
+
 def _sizes(opened: FileIO) -> str:
     """Return how much of a file that was cut is there, empty if its header does not tell."""
     there = opened.seek(0, os.SEEK_END)

@@ -10,10 +10,10 @@ import os
 import re
 import struct
 import zipfile
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from coordinate_eval import _format
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, torch_pickle
@@ -25,10 +25,20 @@ from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import (
 )
 from coordinate_eval.errors import UserError
 
-_SUFFIXES = {".pt", ".pth", ".bin"}
+T = TypeVar("T")
+
+_SUFFIXES = {".pt", ".pth", ".bin", ".ckpt"}
 # Files that trainers write beside the weights.
-_TRAINER_FILES = ("optimizer", "scheduler", "scaler", "rng_state", "random_states", "training_args")
-_STATE_KEYS = ("model_state_dict", "state_dict", "model", "module")
+_TRAINER_FILES = (
+    "optimizer", "scheduler", "scaler", "rng_state", "random_states", "training_args", "meta.pt",
+    "trainer_state", "train_state",
+)  # fmt: skip
+_SHARD = re.compile(r"(.*?)(\d+)-of-(\d+)(\.\w+)")
+_MOST_SHARDS = 10_000
+_STATE_KEYS = ("model_state_dict", "state_dict", "model", "module", "app", "state")
+# Beginnings of the keys of what else trainers save.
+_OTHER_KEYS = ("optim", "lr_", "sched", "scaler", "rng", "ema", "train", "data", "loss", "metric")
+_MOST_DEPTH = 4  # of nested dicts with tensors
 _MOST_PICKLE_BYTES = 64 << 20
 _MOST_DIRECTORY_BYTES = 16 << 20  # 200,000 storages; read, it takes ten times as much
 _SLACK_BYTES = 1 << 20
@@ -50,7 +60,8 @@ _DAMAGED = (
 _WRAPPERS = re.compile(
     r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
-_DATA_PARALLEL = "module."
+# First parts of names in models of Hugging Face, which the name of an attribute may precede.
+_ROOTS = {"model", "lm_head", "transformer", "gpt_neox", "backbone", "embed_out"}
 
 
 def candidates(place: Path, names: Sequence[str], parts: Collection[str]) -> list[Path]:
@@ -67,25 +78,58 @@ def candidates(place: Path, names: Sequence[str], parts: Collection[str]) -> lis
 def find(
     place: Path, names: Sequence[str], parts: Collection[str]
 ) -> tuple[list[Path], list[Path]] | None:
-    """Return the file itself, or the only file of a folder that may hold the weights."""
+    """Return the file itself, the only file of a folder that may hold the weights, or its shards.
+
+    Raises:
+        UserError: Shards are missing.
+    """
     files = candidates(place, names, parts)
+    if shards := next(filter(None, map(_shards, files)), None):
+        return shards, []
     return (files, []) if len(files) == 1 else None
 
 
-def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
-    """Return the tensors of the model in the only file, under the model's own names.
+def _shards(file: Path) -> list[Path] | None:
+    """Return all shards of the model that a file is a shard of; None if it is none, or alone.
 
     Raises:
-        UserError: As for `read`, or the file has no state dict.
+        UserError: Shards are missing.
     """
-    (path,) = weights
-    tree, storages = read(path)
-    tensors = model_tensors(tree, path)
-    names = own_names(tensors)
+    match = _SHARD.fullmatch(file.name)
+    if match is None or not 1 < int(match[3]) <= _MOST_SHARDS:
+        return None
+    names = (
+        f"{match[1]}{number:0{len(match[2])}}-of-{match[3]}{match[4]}"
+        for number in range(1, int(match[3]) + 1)
+    )
+    found = [file.parent / name for name in names]
+    missing = [each.name for each in found if not each.is_file()]
+    if missing:
+        raise UserError(
+            f"checkpoint {file.parent} is incomplete: {len(missing)} of {len(found)} shards are "
+            f"missing, such as {missing[0]}. If it is being written, try again afterwards"
+        )
+    return found
+
+
+def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
+    """Return the tensors of the model in a file, or in shards, under the model's own names.
+
+    Raises:
+        UserError: As for `read`, a file has no state dict, or several have the same tensor.
+    """
+    layouts: dict[str, Layout] = {}
+    for path in weights:
+        tree, storages = read(path, classes=torch_pickle.TRAINERS)
+        tensors = model_tensors(tree, path)
+        check_total((t.elements * ITEM_BYTES[t.dtype] for t in tensors.values()), path)
+        if twice := layouts.keys() & tensors.keys():
+            raise UserError(f"{path} has {_format.brief(min(twice))}, as another shard does")
+        layouts |= {name: layout_of(tensor, storages, path) for name, tensor in tensors.items()}
+    names = own_names(layouts)
     if len(set(names.values())) < len(names):
-        raise UserError(f"{path} has tensors that differ only in the names of wrappers")
-    check_total((t.elements * ITEM_BYTES[t.dtype] for t in tensors.values()), path)
-    return Stored({names[n]: layout_of(t, storages, path) for n, t in tensors.items()})
+        raise UserError(f"{weights[0]} has tensors that differ only in the names of wrappers")
+    return Stored({names[name]: layout for name, layout in layouts.items()})
 
 
 class Storage(NamedTuple):
@@ -147,10 +191,20 @@ def layout_of(tensor: StoredTensor, storages: Mapping[str, Storage], path: Path)
 
 
 def own_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the model's own names of tensors, without those of training wrappers."""
+    """Return the model's own names of tensors, without those of training wrappers.
+
+    Such as `module.`, or the attribute of a LightningModule in which the model is.
+    """
     own = {name: _WRAPPERS.sub("", name) for name in names}
-    while own and all(name.startswith(_DATA_PARALLEL) for name in own.values()):
-        own = {old: name.removeprefix(_DATA_PARALLEL) for old, name in own.items()}
+    while len(firsts := {name.partition(".")[0] for name in own.values()}) == 1:
+        (first,) = firsts
+        seconds = {name.split(".")[1] for name in own.values() if "." in name}
+        roots = _ROOTS if first != "model" else {"model", "lm_head"}
+        if first != "module" and not seconds & roots:
+            break
+        if any("." not in name for name in own.values()):
+            break
+        own = {old: name.partition(".")[2] for old, name in own.items()}
     return own
 
 
@@ -263,28 +317,40 @@ def _pickle(archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 def model_tensors(tree: object, path: Path) -> dict[str, StoredTensor]:
+    """Return the state dict in a saved object, as `leaves` does."""
+    return leaves(tree, path, StoredTensor)
+
+
+def leaves(tree: object, path: Path, kind: type[T]) -> dict[str, T]:
     """Return the state dict in a saved object: the object itself, or under a trainer's key.
 
-    Everything else, such as an optimizer's state, is left out.
+    Its tensors are of type `kind`. Everything else, such as an optimizer's state, is left out.
+    Names of nested dicts are joined.
 
     Raises:
         UserError: There is none; says what was found instead.
     """
-    # Twice, because one may lie in another; no more often, because a dict may contain itself.
-    for key in _STATE_KEYS * 2:
+    # Three times, because one may lie in another; no more often: a dict may contain itself.
+    for key in _STATE_KEYS * 3:
         if isinstance(tree, dict) and isinstance(tree.get(key), dict):
             tree = tree[key]
     if isinstance(tree, dict):
-        found = {
-            name: value
-            for name, value in tree.items()
-            if isinstance(name, str) and isinstance(value, StoredTensor)
-        }
+        found = dict(_leaves(tree, kind, 0)) or dict(_leaves(tree, kind, _MOST_DEPTH))
         if found:
             return found
     some = [repr(key)[:60] for key in list(tree)[:8]] if isinstance(tree, dict) else []
     shown = f"a dict of {', '.join(some)}" if isinstance(tree, dict) else "it"
     raise UserError(f"{path} holds no state dict ({shown} has no tensors). {HOW_TO_SAVE}")
+
+
+def _leaves(tree: Mapping[Any, Any], kind: type[T], depth: int) -> Iterator[tuple[str, T]]:
+    for key, value in tree.items():
+        if not isinstance(key, str):
+            continue
+        if isinstance(value, kind):
+            yield key, value
+        elif depth and isinstance(value, dict) and not key.startswith(_OTHER_KEYS):
+            yield from ((f"{key}.{name}", leaf) for name, leaf in _leaves(value, kind, depth - 1))
 
 
 def _why_no_archive(path: Path, opened: FileIO) -> str:

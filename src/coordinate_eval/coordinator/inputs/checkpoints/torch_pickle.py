@@ -80,6 +80,40 @@ _HARMLESS = {
     *(("torch", name) for name in (*_STORAGES, *ITEM_BYTES)),
     *((module, name) for module in ("builtins", "__builtin__") for name in ("set", "bytearray")),
 }
+TRAINERS: Final = frozenset(
+    (module, name)
+    for modules, names in (
+        ("numpy", "ndarray dtype"),
+        ("numpy.core.multiarray numpy._core.multiarray", "_reconstruct scalar"),
+        ("numpy._core.numeric numpy.core.numeric", "_frombuffer"),
+        ("argparse", "Namespace"),
+        ("types", "SimpleNamespace"),
+        ("collections", "defaultdict deque"),
+        ("datetime", "datetime timedelta date timezone"),
+        ("pathlib pathlib._local", "Path PosixPath PurePosixPath"),
+        (
+            "builtins __builtin__",
+            "dict list tuple frozenset int float bool str bytes complex slice range",
+        ),
+        ("torch.torch_version", "TorchVersion"),
+        ("torch.serialization", "_get_layout"),
+        ("omegaconf.dictconfig", "DictConfig"),
+        ("omegaconf.listconfig", "ListConfig"),
+        ("omegaconf.base", "ContainerMetadata Metadata"),
+        ("omegaconf.nodes", "AnyNode"),
+        ("typing", "Any"),
+        ("lightning.fabric.utilities.data lightning_fabric.utilities.data", "AttributeDict"),
+        (
+            "pytorch_lightning.utilities.parsing lightning.pytorch.utilities.parsing",
+            "AttributeDict",
+        ),
+        ("pytorch_lightning.callbacks.model_checkpoint", "ModelCheckpoint"),
+    )
+    for module in modules.split()
+    for name in names.split()
+)
+"""Classes and functions that trainers' files name beside the weights: nothing is made of them."""
+
 _MOST_DIMENSIONS, _MOST_ELEMENTS = 64, 1 << 60  # of a tensor; torch has as many dimensions
 _MOST_OPCODES = 5_000_000  # seconds of work; a tensor takes about 30, its optimizer's state 100
 _GIVEN_TO_A_BYTE = 4  # values or bytes given to calls; the states of optimizers have 0.2
@@ -191,9 +225,7 @@ def walk(pickled: bytes, path: Path, classes: Container[tuple[str, str]] | None 
     except UserError:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"{path} is damaged: its data.pkl cannot be read ({brief(error)})"
-        ) from error
+        raise UserError(f"{path} is damaged: its pickle cannot be read ({brief(error)})") from error
 
 
 class _Machine:
