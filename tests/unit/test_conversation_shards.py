@@ -9,7 +9,8 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.measurements import ShardDone, read_lines
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.workers.open_shards import OpenShards, TimeLeft
+from coordinate_eval.coordinator.workers.next_shards import TimeLeft
+from coordinate_eval.coordinator.workers.open_shards import OpenShards
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators.engines.simulated import SimulatedEngine, answer
 from coordinate_eval.records import (

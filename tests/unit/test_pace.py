@@ -1,6 +1,6 @@
 """A trial begins only shards that its engine, at its pace so far, finishes in time."""
 
-from coordinate_eval.coordinator.workers.open_shards import TimeLeft
+from coordinate_eval.coordinator.workers.next_shards import TimeLeft
 
 
 class Clock:

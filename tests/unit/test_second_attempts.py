@@ -18,8 +18,9 @@ from coordinate_eval.coordinator.run.measurements import read_lines
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import TrialProgress
 from coordinate_eval.coordinator.workers import trial
+from coordinate_eval.coordinator.workers.next_shards import NextShards, TimeLeft
 from coordinate_eval.coordinator.workers.on_node import keeper
-from coordinate_eval.coordinator.workers.open_shards import OpenShards, TimeLeft
+from coordinate_eval.coordinator.workers.open_shards import OpenShards
 from coordinate_eval.coordinator.workers.second_attempts import (
     MOST_SEEN,
     Held,
@@ -289,7 +290,7 @@ def test_one_that_was_helped_by_a_trial_that_left_goes_on(
 
     monkeypatch.setattr(OpenShards, "store", help_first)
     order = [*SHARDS, SHARDS[0]]  # those that are planned, then those that are free
-    monkeypatch.setattr(trial.TrialRunner, "_shards_in_order", lambda _: iter(order))
+    monkeypatch.setattr(NextShards, "in_order", lambda _: iter(order))
     assert trial.run_trial(run_dir, "n", 0, 60) == 0
     assert answered(run_dir) == Counter({(d, i): 1 for d in "ab" for i in range(ITEMS)})
 

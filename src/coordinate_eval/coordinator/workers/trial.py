@@ -22,10 +22,9 @@ from coordinate_eval.coordinator.incidents.incident import read_incidents
 from coordinate_eval.coordinator.incidents.remedies import lighter_load
 from coordinate_eval.coordinator.inputs.checkpoints.pipeline import layers_of_stages
 from coordinate_eval.coordinator.planning.places import degrees
-from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, own_task
-from coordinate_eval.coordinator.run.claiming.work import given_up, request_indexes
+from coordinate_eval.coordinator.run.claiming.work import request_indexes
 from coordinate_eval.coordinator.run.jobs import trial_id
 from coordinate_eval.coordinator.run.logs import own_log
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -35,17 +34,12 @@ from coordinate_eval.coordinator.run.records import (
     read_run,
 )
 from coordinate_eval.coordinator.workers.follower import nodes_and_rank, run_follower
+from coordinate_eval.coordinator.workers.next_shards import NextShards, TimeLeft
 from coordinate_eval.coordinator.workers.on_node.engine_cache import compiled_files
 from coordinate_eval.coordinator.workers.on_node.keeper import Arrival
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights, Throttle
-from coordinate_eval.coordinator.workers.open_shards import (
-    OpenShards,
-    TimeLeft,
-    next_batch,
-    read_batch,
-)
+from coordinate_eval.coordinator.workers.open_shards import OpenShards, next_batch, read_batch
 from coordinate_eval.coordinator.workers.ranks import RankLost, Ranks
-from coordinate_eval.coordinator.workers.second_attempts import SecondAttempts
 from coordinate_eval.coordinator.workers.signals import (
     MARGIN_SECONDS,
     StopRequested,
@@ -159,8 +153,9 @@ class TrialRunner:
         self._errors = TrialErrors(self._log, self._run.settings)
         self._failure: Failure | None = None
         self._ledger = Ledger(run_dir, "outputs")
-        self._time_left = TimeLeft(deadline)
-        self._open = OpenShards(run_dir, trial, self._time_left)
+        time_left = TimeLeft(deadline)
+        self._next = NextShards(run_dir, self._run, trial, self._task, time_left)
+        self._open = OpenShards(run_dir, trial, time_left)
         self._load = lighter_load(self._run, read_incidents(run_dir))
         self._shares = Shares(self._load.sequences)
         self._throttle = Throttle(PROGRESS_SECONDS)
@@ -174,7 +169,7 @@ class TrialRunner:
 
     def run(self) -> None:
         """Wait for the weights, start the engine, and answer until no shard can be claimed."""
-        if not self._finds_work():
+        if not self._next.free():
             return
         began = time.monotonic()
         folder = self._run.settings.stage.folder
@@ -293,10 +288,6 @@ class TrialRunner:
     def _reached(self, state: str) -> None:
         self._times[state] = time.time()
 
-    def _finds_work(self) -> bool:
-        """Return whether a shard is free for this trial."""
-        return bool(self._free_spans())
-
     def _threads(self) -> int:
         """Return the cores of this trial for each of its GPUs."""
         there = len(os.sched_getaffinity(0)) // max(1, self._run.tensor_parallel)
@@ -355,9 +346,9 @@ class TrialRunner:
         while True:
             self._store(engine, self._requests())
             self._open.check_none_left()
-            if suspect := self._claim_suspect():
+            if suspect := self._next.claim_suspect():
                 self._run_alone(engine, *suspect)
-            elif slow := self._claim_slow():
+            elif slow := self._next.claim_slow():
                 self._answer_too(engine, *slow)
             else:
                 return
@@ -383,33 +374,11 @@ class TrialRunner:
         names = {(span.dataset, each) for span, identities in gone.items() for each in identities}
         return (lambda request: (request.dataset, request.identity()) in names) if names else None
 
-    def _claim_slow(self) -> tuple[Shard, int] | None:
-        """Claim a shard of a slow trial. Return it and the attempt's number, or None."""
-        lost = given_up(self._dir)
-        wanted = {
-            shard.span
-            for shard in self._run.shards
-            if shard.dataset not in lost and self._time_left.in_time(shard.gpu_seconds)
-        }
-        return SecondAttempts(self._dir, self._run, self._trial).claim(wanted, self._task)
-
     def _answer_too(self, engine: engines.Engine, shard: Shard, attempt: int) -> None:
         """Answer what the owner of a shard has not answered, until either is first."""
         span = shard.span
         self._store(engine, self._given(span, self._open.open(shard, attempt)))
         self._open.check_none_left()
-
-    def _claim_suspect(self) -> tuple[Shard, int] | None:
-        """Claim a shard at which a trial died. Return it and the attempt's number, or None."""
-        free = self._free_spans()
-        suspects = self._ledger.suspects(free)
-        for shard in self._run.shards:
-            has_time = self._time_left.in_time(shard.gpu_seconds) or not self._time_left.begun
-            if shard.span in suspects and has_time:
-                attempt = self._ledger.claim(shard.span, self._trial, self._task)
-                if attempt is not None:
-                    return shard, attempt
-        return None
 
     def _run_alone(self, engine: engines.Engine, shard: Shard, attempt: int) -> None:
         """Answer a shard in batches, in which the engine has nothing else."""
@@ -436,47 +405,13 @@ class TrialRunner:
 
     def _requests(self) -> Iterator[Request]:
         """Yield requests shard by shard. A shard is claimed when its first request is pulled."""
-        for shard in self._shards_in_order():
+        for shard in self._next.in_order():
             if self._open.holds(shard.span):
                 continue
-            attempt = self._ledger.claim(shard.span, self._trial, self._task)
+            attempt = self._next.claim(shard)
             if attempt is None:
                 continue
             yield from self._given(shard.span, self._open.open(shard, attempt))
-
-    def _shards_in_order(self) -> Iterator[Shard]:
-        """Yield the plan's shards for this trial, then free ones in the run's order.
-
-        A shard that cannot end in time is left out, and one at which a trial died. Where none can
-        end in time, one is begun all the same: later trials go on with it where this one stops.
-        """
-        plan = _files.read_record_if_there(self._dir.plan, Plan)
-        trials = plan.trials if plan is not None else []
-        planned = next((t.shards for t in trials if t.id == self._trial), [])
-        suspects = self._ledger.suspects(shard.span for shard in planned)
-        for shard in planned:
-            wanted = shard.dataset not in given_up(self._dir) and shard.span not in suspects
-            if wanted and self._time_left.in_time(shard.gpu_seconds):
-                yield shard
-        tried: set[Span] = set()
-        while True:
-            free = self._free_spans() - tried
-            free -= self._ledger.suspects(free)
-            if not free:
-                return
-            for shard in self._run.shards:
-                if shard.span in free and self._time_left.in_time(shard.gpu_seconds):
-                    yield shard
-            for shard in reversed(self._run.shards):  # the shortest first
-                if shard.span in free and not self._time_left.begun:
-                    yield shard
-            tried |= free
-
-    def _free_spans(self) -> set[Span]:
-        """Return the shards that can be claimed, but those of datasets that cannot be scored."""
-        lost = given_up(self._dir)
-        spans = (shard.span for shard in self._run.shards if shard.dataset not in lost)
-        return set(self._ledger.claimable(spans))
 
 
 @contextlib.contextmanager
