@@ -35,7 +35,7 @@ from coordinate_eval.evaluators.engines.turns import Decoder, Turns, tokens_of
 from coordinate_eval.evaluators.engines.vllm_scoring import Scoring, together
 from coordinate_eval.evaluators.servers.access import Access
 from coordinate_eval.evaluators.servers.connection import Odd
-from coordinate_eval.evaluators.servers.process import Port, Process
+from coordinate_eval.evaluators.servers.process import LOOK_SECONDS, Port, Process
 from coordinate_eval.evaluators.servers.replies import Declined, TryAgain
 from coordinate_eval.records import Request, RequestKind, Response
 
@@ -50,9 +50,6 @@ _PLACEHOLDER = re.compile(r"\{(?:model|port|gpus|max_length)\}")
 
 START_MINUTES: Final = 25.0
 """Longest start of a server: a little less than a trial that starts may be silent."""
-
-LOOK_SECONDS: Final = 0.2
-"""Time between two looks whether the server has ended, or requests are unwanted."""
 
 PATIENCE_SECONDS: Final = 60.0
 """Time without a usable answer after which a server of this trial's own is given up."""
@@ -278,7 +275,7 @@ class ServerEngine:
                     _PLACEHOLDER.sub(lambda found: values[found[0]], word)
                     for word in _words(args["command"])
                 ]
-                self._process = Process(words, {**offline, **environ})
+                self._process = Process("the server's command", words, {**offline, **environ})
             self._loop.run_until_complete(
                 self._begin(60 * args.get("start_minutes", START_MINUTES))
             )
@@ -371,17 +368,12 @@ class ServerEngine:
         Raises:
             TryAgain: there was no answer in time: some listen long before they answer.
         """
-        asking = asyncio.create_task(questions)
+        asking = questions if self._process is None else self._process.while_it_runs(questions)
         try:
-            while not asking.done():
-                self._check_runs()
-                if (left := end - time.monotonic()) <= 0:
-                    raise TryAgain("it accepts requests and says nothing")
-                await asyncio.wait([asking], timeout=min(left, LOOK_SECONDS))
-            await asking
-        finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            async with asyncio.timeout(max(0.0, end - time.monotonic())):
+                await asking
+        except TimeoutError:
+            raise TryAgain("it accepts requests and says nothing") from None
 
     async def _find_all(self) -> None:
         name = await _find_model(self._server, self._max_length, of_others=not self._port)
@@ -403,10 +395,8 @@ class ServerEngine:
         """
         if self._closed:
             raise EngineError("this engine is closed: start another")
-        if self._process is not None and (status := self._process.ended) is not None:
-            raise EngineError(
-                f"the server's command ended (exit status {status}){self._process.last_words}"
-            )
+        if self._process is not None:
+            self._process.check()
 
     async def _find_prompts(self) -> None:
         """Find out whether the server takes token ids, or text with all of its tokens."""

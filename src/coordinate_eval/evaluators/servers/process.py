@@ -1,5 +1,6 @@
 """A server that this process starts, and that ends with it."""
 
+import asyncio
 import contextlib
 import io
 import os
@@ -10,15 +11,21 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from coordinate_eval import _guard
 from coordinate_eval._format import brief
+from coordinate_eval.errors import EngineError
+
+T = TypeVar("T")
 
 END_SECONDS: Final = 10.0
 """Time that a server gets to end by itself: less than a job has that is told to end."""
+
+LOOK_SECONDS: Final = 0.2
+"""Time between two looks whether a server has ended."""
 
 _PORTS: Final = range(20_000, 30_000)
 """Ports that a system gives to no client by itself."""
@@ -30,15 +37,21 @@ _LISTENS = "0A"
 """The state of a listening socket in `/proc/net/tcp`."""
 
 
+class ServerEnded(EngineError):
+    """The server has ended, or does not answer. Another one may do better."""
+
+
 class Process:
     """A server as a child process, with all that it starts. Its output goes to this one's.
 
     Args:
+        name: what messages call it.
         argv: its program and arguments.
         env: its environment.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        self._name = name
         self._guard = _guard.start(
             argv,
             env=env,
@@ -56,10 +69,32 @@ class Process:
         status = self._guard.poll()
         return None if status is None else 128 - status if status < 0 else status
 
-    def wait(self) -> int:
-        """Wait until it ends. Return its exit status."""
-        status = self._guard.wait()
-        return status if status >= 0 else 128 - status
+    def check(self) -> None:
+        """Check that it has not ended.
+
+        Raises:
+            ServerEnded: it has.
+        """
+        if (status := self.ended) is not None:
+            raise ServerEnded(f"{self._name} ended (exit status {status}){self.last_words}")
+
+    async def while_it_runs(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do some work and return what it returns, unless the server ends meanwhile.
+
+        Raises:
+            ServerEnded: it has ended.
+        """
+        doing = asyncio.create_task(work)
+        try:
+            while not doing.done():
+                self.check()
+                await asyncio.wait([doing], timeout=LOOK_SECONDS)
+            if doing.exception():
+                self.check()
+            return await doing
+        finally:
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
 
     @property
     def last_words(self) -> str:

@@ -39,7 +39,6 @@ from coordinate_eval.coordinator.run.records import JudgeProgress, Run, read_run
 from coordinate_eval.coordinator.workers.judging.answers import KeptAnswers, count_odd
 from coordinate_eval.coordinator.workers.judging.own_server import (
     CONCURRENCY,
-    ServerEnded,
     own_server,
     this_node,
 )
@@ -47,6 +46,7 @@ from coordinate_eval.coordinator.workers.signals import Supervision
 from coordinate_eval.errors import CoordinateError, ServerRefuses, ServerSilent, UserError
 from coordinate_eval.evaluators.judged.endpoint import Endpoint, is_question
 from coordinate_eval.evaluators.servers.access import Access
+from coordinate_eval.evaluators.servers.process import ServerEnded
 from coordinate_eval.records import Answer, Question, Span
 
 IDLE_SECONDS = 600.0
@@ -232,7 +232,7 @@ class _JudgeJob:
             async with own_server(self._dir, self._run) as server:
                 await server.answers()
                 self._noted = 0.0
-                await server.while_it_runs(self.work(server.endpoint))
+                await server.process.while_it_runs(self.work(server.endpoint))
         except ServerSilent as error:
             raise ServerEnded(str(error)) from error
         except UserError as error:

@@ -9,14 +9,13 @@ import contextlib
 import math
 import os
 import secrets
-import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from coordinate_eval.clusters.protocol import ENDS_WITH_PARENT, NODE_VARIABLE
+from coordinate_eval.clusters.protocol import NODE_VARIABLE
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
     begins_thinking,
@@ -26,15 +25,15 @@ from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
 )
 from coordinate_eval.coordinator.planning.places import degrees
 from coordinate_eval.coordinator.run.jobs import program
-from coordinate_eval.coordinator.run.logs import own_log
 from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
-from coordinate_eval.errors import CoordinateError, ServerSilent, UserError
+from coordinate_eval.errors import ServerSilent, UserError
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.evaluators.judged.endpoint import Endpoint
 from coordinate_eval.evaluators.servers.access import Access
+from coordinate_eval.evaluators.servers.process import LOOK_SECONDS, Process, ServerEnded
 from coordinate_eval.records import Checkpoint
 
 CONCURRENCY: Final = 256
@@ -43,26 +42,15 @@ CONCURRENCY: Final = 256
 START_SECONDS: Final = 3600.0
 """Longest start of the server of a checkpoint whose weights are in memory."""
 
-LOOK_SECONDS: Final = 0.2
-"""Time between two looks whether it answers."""
-
-_END_SECONDS: Final = 10.0
-"""Time that it gets to end by itself: less than a job has that is told to end."""
-
 _KEY = "COORDINATE_EVAL_JUDGE_SERVER_KEY"
 """Environment variable of the server with its key."""
 
 
-class ServerEnded(CoordinateError):
-    """The server has ended, or does not answer. Another one may do better."""
-
-
-class OwnServer:
+class OwnServer(NamedTuple):
     """The server of a run's judge, as the job that asks it sees it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, endpoint: Endpoint) -> None:
-        self._process = process
-        self.endpoint = endpoint
+    process: Process
+    endpoint: Endpoint
 
     async def answers(self) -> None:
         """Wait until it answers.
@@ -75,31 +63,10 @@ class OwnServer:
             async with asyncio.timeout(START_SECONDS):
                 while True:
                     with contextlib.suppress(ServerSilent):
-                        await self.while_it_runs(self.endpoint.check())
+                        await self.process.while_it_runs(self.endpoint.check())
                         return
                     await asyncio.sleep(LOOK_SECONDS)
         raise ServerEnded(f"the judge's server does not answer within {START_SECONDS:g} s")
-
-    async def while_it_runs(self, work: Awaitable[object]) -> None:
-        """Do some work, unless the server ends meanwhile.
-
-        Raises:
-            ServerEnded: it has ended.
-        """
-        doing = asyncio.ensure_future(work)
-        ended = asyncio.ensure_future(self._process.wait())
-        try:
-            await asyncio.wait((doing, ended), return_when=asyncio.FIRST_COMPLETED)
-            if ended.done() and (not doing.done() or doing.exception()):
-                raise ServerEnded(
-                    f"the judge's server ended (exit status {ended.result()}); its log is "
-                    f"{own_log() or 'the output of this job'}"
-                )
-            doing.result()
-        finally:
-            for task in (doing, ended):
-                task.cancel()
-            await asyncio.gather(doing, ended, return_exceptions=True)
 
 
 def this_node() -> str:
@@ -125,16 +92,16 @@ async def own_server(run_dir: RunDir, run: Run) -> AsyncIterator[OwnServer]:
     with weights.hold(), tempfile.TemporaryDirectory(prefix="coordinate-eval-") as folder:
         await _copied(run_dir, run, weights, judge)
         socket, key = Path(folder) / "judge", secrets.token_urlsafe(32)
-        process = await asyncio.create_subprocess_exec(
-            *program(sys.executable),
-            "_serve",
-            str(run_dir.root),
-            str(weights.link()),
-            str(socket),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=sys.stderr,
-            env=os.environ | ENDS_WITH_PARENT | {_KEY: key},
-            start_new_session=True,
+        process = Process(
+            "the judge's server",
+            (
+                *program(sys.executable),
+                "_serve",
+                str(run_dir.root),
+                str(weights.link()),
+                str(socket),
+            ),
+            os.environ | {_KEY: key},
         )
         access = Access("http://localhost/v1", settings.judge.model or "", key, socket=str(socket))
         endpoint = Endpoint(
@@ -150,7 +117,7 @@ async def own_server(run_dir: RunDir, run: Run) -> AsyncIterator[OwnServer]:
             async with endpoint:
                 yield OwnServer(process, endpoint)
         finally:
-            await _end(process)
+            await asyncio.to_thread(process.end)
 
 
 async def _copied(run_dir: RunDir, run: Run, weights: StagedWeights, judge: Checkpoint) -> None:
@@ -158,19 +125,6 @@ async def _copied(run_dir: RunDir, run: Run, weights: StagedWeights, judge: Chec
     while not await asyncio.to_thread(weights.copy, judge, most_bytes=most):
         check_there(run_dir)  # another job of this run's judge is ending on this node
         await asyncio.sleep(LOOK_SECONDS)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """End the server with all of its processes."""
-    try:
-        with contextlib.suppress(ProcessLookupError, TimeoutError):
-            process.terminate()
-            async with asyncio.timeout(_END_SECONDS):
-                await process.wait()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
 
 
 def serve(run_dir: RunDir, model: Path, socket: Path) -> None:
