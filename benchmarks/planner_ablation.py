@@ -39,7 +39,6 @@ from benchmarks import _simulator
 from benchmarks._instances import Instance, base, drawn, planned, random_instance, told
 from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.dealing import packing
-from coordinate_eval.coordinator.planning.dealing.packing import LAYERS
 from coordinate_eval.coordinator.planning.plan import Cost
 
 SIGMAS = (0.25, 0.5, 1.0)
@@ -81,21 +80,11 @@ def variants() -> dict[str, list[Change]]:
     """Return each variant by its name; the first is the full planner."""
     return {
         "full planner": [],
-        "nothing dealt early for cores": [Change(planner, "_much_for_cores", _never)],
         "no cores kept for scoring": [Change(planner, "_cores_for_scores", _none_kept)],
         "pieces shorter than long items": [Change(packing, "LONG", math.inf)],
-        "long pieces of what is not poured": [Change(packing, "COARSE", packing.COARSEST)],
-        "poured in 1 layer": [Change(packing, "LAYERS", (1.0,))],
-        "poured in 8 equal layers": [Change(packing, "LAYERS", (1 / 8,) * 8)],
-        f"poured in {len(LAYERS)} equal layers": [
-            Change(packing, "LAYERS", (1 / len(LAYERS),) * len(LAYERS))
-        ],
-        "no more cuts for unsure costs": [Change(packing, "OVERHEAD_PER_SPREAD", 0.0)],
+        "pieces of a tenth": [Change(packing, "SHORT", 0.1)],
+        "pieces of a hundredth": [Change(packing, "SHORT", 0.01)],
     }
-
-
-def _never(costs: Sequence[Cost], trials: int, cpus: int) -> bool:
-    return False
 
 
 def _none_kept(costs: Sequence[Cost], cpus: int, bound: float) -> list[int]:

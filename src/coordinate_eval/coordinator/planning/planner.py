@@ -1,8 +1,7 @@
 """The plan on a given number of GPUs: values in, `Plan` out.
 
 `dealing` deals the shards, `simulate` finds the makespan of the result, and `lower_bound` the
-makespan that no plan beats. This module deals in two ways and keeps the plan whose last score comes
-first.
+makespan that no plan beats.
 """
 
 import math
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinate_eval.coordinator.planning.dealing import packing, signal_slices
-from coordinate_eval.coordinator.planning.dealing.packing import LONG_SCORING
 from coordinate_eval.coordinator.planning.dealing.pieces import Piece, cut, seconds
 from coordinate_eval.coordinator.planning.judging import judged
 from coordinate_eval.coordinator.planning.lower_bound import lower_bound
@@ -38,10 +36,7 @@ from coordinate_eval.priors.staging import Link
 from coordinate_eval.records import Checkpoint, Shard
 
 GOOD_ENOUGH = 1.01
-"""Multiple of the lower bound below which the second way to deal is not tried."""
-
-MUCH_METRIC = 0.2
-"""Metric time, as a share of the GPU time, above which work for cores is also dealt first."""
+"""Multiple of the lower bound below which no more cores are kept for scoring."""
 
 METRIC_SHARE = 0.002
 """Share of the lower bound that one metric job takes on all cores, where shards are that small."""
@@ -229,7 +224,7 @@ def _slots(capacity: Capacity) -> list[tuple[NodeCapacity, int]]:
 
 @dataclass(frozen=True)
 class _Dealer:
-    """Deals datasets to trials in several ways, and keeps the best."""
+    """Deals datasets to trials, and keeps the best plan that comes of it."""
 
     costs: Sequence[Cost]
     capacity: Capacity
@@ -246,34 +241,26 @@ class _Dealer:
     """Longest makespan wanted, in seconds."""
 
     def best(self, first: list[list[Piece]]) -> _Dealt:
-        """Deal in two ways and return the plan with the shortest makespan.
+        """Deal, and return the plan with the shortest makespan.
 
-        The second way feeds cores first. Sorted datasets in turn are considered too, so that no
-        plan is worse than that simple rule.
+        Sorted datasets in turn are considered too, so that no plan is worse than that simple rule.
 
         With a judge, the makespan may be longer by no more seconds than the last score comes
         earlier, but not too late where it need not be. Trials run the slices in `first` first.
         Among equal plans the one found first wins.
         """
-        costs, cpus, count = self.costs, self.capacity.metric_cpus, len(self.slots)
+        costs, cpus = self.costs, self.capacity.metric_cpus
         begin = self.staged + self.capacity.engine_start_seconds
         ready = [begin + sum(seconds(costs[p.cost], p) for p in queue) for queue in first]
         pieces = signal_slices.rest(costs, [piece for queue in first for piece in queue])
         found: list[_Dealt] = []
 
-        def consider(queues: list[list[Piece]]) -> bool:
-            new = list(self._with_jobs(self._trials(first, queues)))
-            found.extend(new)
-            least = min(dealt.outcome.makespan_seconds for dealt in new)
-            return least <= GOOD_ENOUGH * self.bound
-
         # A judge may need GPUs that are free late, whatever comes first: it may have no say there.
         unjudged = [cost.model_copy(update={"judge_seconds": 0.0}) for cost in costs]
         for each in (costs, unjudged) if self.judge else (costs,):
-            good = consider(packing.deal(each, pieces, ready, cpus, cores_first=False))
-            if not good and _much_for_cores(each, count, cpus):
-                consider(packing.deal(each, pieces, ready, cpus, cores_first=True))
-        consider(packing.deal_round_robin(costs, pieces, count))
+            found += self._with_jobs(self._trials(first, packing.deal(each, pieces, ready, cpus)))
+        in_turn = packing.deal_round_robin(costs, pieces, len(self.slots))
+        found += self._with_jobs(self._trials(first, in_turn))
 
         def rank(dealt: _Dealt) -> tuple[float, float]:
             makespan = dealt.outcome.makespan_seconds
@@ -349,14 +336,6 @@ def _cores_for_scores(costs: Sequence[Cost], cpus: int, bound: float) -> list[in
     kept = math.ceil(SCORING_ROOM * seconds / bound)
     metrics = any(c.metric_cpu_seconds for c in costs)
     return [0, kept] if metrics and 0 < kept < cpus else [0]
-
-
-def _much_for_cores(costs: Sequence[Cost], trials: int, cpus: int) -> bool:
-    """Return whether metrics or a scoring may end long after the GPUs."""
-    metrics = sum(c.metric_cpu_seconds for c in costs) / cpus
-    gpus = sum(c.gpu_seconds for c in costs) / trials
-    scoring = max(c.score_seconds for c in costs)
-    return metrics > MUCH_METRIC * gpus or scoring > LONG_SCORING * gpus
 
 
 def _shard(cost: Cost, piece: Piece, *, signal: bool = False) -> Shard:
