@@ -58,7 +58,7 @@ def test_nodes_that_are_promised_are_not_free_before_their_jobs_are_in_the_queue
     assert not free
     assert "promised to your run other" in busy[0].why
     assert (busy[0].gpus, busy[0].gpu_type) == (8, "h200")
-    free, busy = promises.beside([NODE], [], Others([promised(3, whole=True)]))
+    free, busy = promises.beside([NODE], [], Others([promised(3, exclusive=True)]))
     assert not free
     assert busy
 

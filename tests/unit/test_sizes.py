@@ -98,7 +98,7 @@ def test_an_engine_is_taken_only_if_it_is_worth_its_gpu_time(gpu_seconds: float,
 
 def test_no_engine_is_left_out_of_a_job_for_a_whole_node() -> None:
     work = WORK.model_copy(update={"gpu_seconds": 1})
-    whole = FOUR.model_copy(update={"whole_nodes": True})
+    whole = FOUR.model_copy(update={"exclusive": True})
     plan = best_of([work], whole, restraint=1.0)
     assert (len(plan.nodes), plan.gpus) == (1, 8)
     assert [size.gpus for size in sizes.curve(plan_on(work), whole, plan)] == [8, 16, 32]

@@ -78,7 +78,7 @@ class Capacity(Record):
         description="share of the copy time that grows with the number of nodes; see `Link`",
     )
     metric_cpus: int
-    whole_nodes: bool = Field(
+    exclusive: bool = Field(
         default=False, description="jobs take whole nodes, also those that use a part of one"
     )
     longest_shard_seconds: float | None = Field(

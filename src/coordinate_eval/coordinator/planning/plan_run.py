@@ -287,7 +287,7 @@ def _capacity(run: Run, offer: Offer, chosen: ChosenNodes) -> Capacity:
         storage_gigabits_per_node=link.gigabits_per_node,
         storage_shared=link.shared,
         metric_cpus=offer.metric_cpus,
-        whole_nodes=run.exclusive,
+        exclusive=run.exclusive,
         longest_shard_seconds=max(most / 2 - start, most / 10),
     )
 

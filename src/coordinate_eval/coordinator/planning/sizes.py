@@ -127,7 +127,7 @@ def _with_trials(capacity: Capacity, count: int) -> Capacity:
     for node in sorted(capacity.nodes, key=lambda n: -n.trials):
         if count <= 0:
             break
-        trials = node.trials if capacity.whole_nodes else min(count, node.trials)
+        trials = node.trials if capacity.exclusive else min(count, node.trials)
         nodes.append(node.model_copy(update={"trials": trials}))
         count -= trials
     return capacity.model_copy(update={"nodes": nodes})

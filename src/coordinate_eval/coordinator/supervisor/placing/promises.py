@@ -53,7 +53,7 @@ class Promise(Record):
     memory_gib: float = Field(description="of one trial, on each of its nodes")
     keeper_gib: float = Field(description="of the keeper on each node")
     nodes_per_trial: int = 1
-    whole: bool = Field(description="its jobs take whole nodes")
+    exclusive: bool = Field(default=False, description="its jobs take whole nodes")
     nodes: list[PromisedNode] = Field(description="of all of its rounds")
 
     @property
@@ -80,7 +80,7 @@ class Others:
         """Return the GPUs of one task of a node's trials: as submitted, else as promised."""
         if name in self.trials:
             return self.trials[name].gpus
-        return promise.gpus * (node.trials if promise.whole else 1)
+        return promise.gpus * (node.trials if promise.exclusive else 1)
 
 
 class Left(NamedTuple):
@@ -103,7 +103,7 @@ class _Held(NamedTuple):
     gpus: int
     asked: tuple[tuple[int, float], ...] = ()
     """Cores and GiB that each of its jobs asks for."""
-    whole: bool = False
+    exclusive: bool = False
     unsubmitted: int = 0
     """Jobs of it that are not in the queue yet; each task of an array is one."""
 
@@ -126,7 +126,7 @@ def make_promise(
         memory_gib=trial.memory_gib * run.tensor_parallel,
         keeper_gib=jobs.keeper_gib(run),
         nodes_per_trial=run.nodes_per_trial,
-        whole=run.exclusive,
+        exclusive=run.exclusive,
         nodes=list(nodes),
     )
 
@@ -142,7 +142,7 @@ def beside(
     for node in nodes:
         held = on.get(node.name, [])
         gpus = node.free_gpus - sum(each.gpus for each in held)
-        if held and (gpus <= 0 or any(each.whole for each in held)):
+        if held and (gpus <= 0 or any(each.exclusive for each in held)):
             who = ", ".join(sorted({each.run for each in held}))
             taken.append(node.busy(f"promised to your run {who}"))
             continue
@@ -250,7 +250,7 @@ def _held(others: Others) -> list[_Held]:
             # Trials that are not in the queue yet follow a keeper that has not ended.
             ahead = trials not in submitted and trials not in alive
             ahead = ahead and (no_keeper or keeper in alive)
-            tasks = 1 if promise.whole else node.trials
+            tasks = 1 if promise.exclusive else node.trials
             count = tasks if ahead else alive.get(trials, []).count(State.PENDING)
             job = others.trials.get(trials)
             one = (promise.cpus, promise.memory_gib)
@@ -268,7 +268,7 @@ def _held(others: Others) -> list[_Held]:
                             *[one] * count,
                             *[(node.keeper_cpus, promise.keeper_gib)] * keeps,
                         ),
-                        whole=promise.whole,
+                        exclusive=promise.exclusive,
                         unsubmitted=(count if ahead and first else 0) + (ahead and no_keeper),
                     )
                 )
