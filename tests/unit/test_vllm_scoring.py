@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinate_eval.errors import EngineError
-from coordinate_eval.evaluators.engines.vllm_scoring import Ask, Scoring, together
+from coordinate_eval.evaluators.engines.scoring import Ask, Scoring, together
 from coordinate_eval.records import Request, RequestKind, Response
 
 BLOCK = 4

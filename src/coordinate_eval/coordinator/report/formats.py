@@ -34,9 +34,8 @@ def lm_eval_results(
         for task in found.results
         if task not in found.group_subtasks
     }
-    engine = run.settings.engine
-    kind = kind_of(engine.name)
-    source = engine.name if kind.makes_up else kind.model_class
+    kind = kind_of(run.settings.engine.name)
+    source = run.settings.engine.name if kind.makes_up else kind.model_class
     path = run.checkpoint.path
     told = _alike([dataset.system_instruction for dataset in datasets.values()])
     return {
@@ -48,23 +47,7 @@ def lm_eval_results(
         "n-shot": results["n_shot"],
         "higher_is_better": results["higher_is_better"],
         "n-samples": results["n_samples"],
-        "config": {
-            "model": source,
-            "model_args": {"pretrained": path, **engine.args},
-            "model_num_parameters": run.checkpoint.parameters,
-            "model_dtype": run.checkpoint.dtype,
-            "batch_size": None,
-            "batch_sizes": [],
-            "device": None,
-            "use_cache": None,
-            "limit": _alike([dataset.limit for dataset in datasets.values()]),
-            "bootstrap_iters": 100_000,
-            "gen_kwargs": None,
-            "random_seed": 0,
-            "numpy_seed": _SEED,
-            "torch_seed": _SEED,
-            "fewshot_seed": _SEED,
-        },
+        "config": _model_config(run, source),
         "git_hash": None,
         "date": run.created,
         "lm_eval_version": ", ".join(sorted({found.harness for found in scored} - {""})) or None,
@@ -79,6 +62,27 @@ def lm_eval_results(
         "chat_template": None,
         "chat_template_sha": None,
         "total_evaluation_time_seconds": str(results["seconds"]),
+    }
+
+
+def _model_config(run: Run, source: str) -> dict[str, Any]:
+    """Return the options that the harness's command would have had for this model."""
+    return {
+        "model": source,
+        "model_args": {"pretrained": run.checkpoint.path, **run.settings.engine.args},
+        "model_num_parameters": run.checkpoint.parameters,
+        "model_dtype": run.checkpoint.dtype,
+        "batch_size": None,
+        "batch_sizes": [],
+        "device": None,
+        "use_cache": None,
+        "limit": _alike([dataset.limit for dataset in run.suite.datasets]),
+        "bootstrap_iters": 100_000,
+        "gen_kwargs": None,
+        "random_seed": 0,
+        "numpy_seed": _SEED,
+        "torch_seed": _SEED,
+        "fewshot_seed": _SEED,
     }
 
 

@@ -28,11 +28,11 @@ from coordinate_eval._format import brief
 from coordinate_eval._text_config import text_config
 from coordinate_eval.errors import EngineError, ServerRefuses, ServerSilent, UserError
 from coordinate_eval.evaluators import own_code
-from coordinate_eval.evaluators.engines import arguments, common
+from coordinate_eval.evaluators.engines import common
 from coordinate_eval.evaluators.engines.base import Across, Unwanted, all_wanted
+from coordinate_eval.evaluators.engines.scoring import Scoring, together
 from coordinate_eval.evaluators.engines.server_requests import Choice, Completions, ScoringWay
 from coordinate_eval.evaluators.engines.turns import Decoder, Turns, tokens_of
-from coordinate_eval.evaluators.engines.vllm_scoring import Scoring, together
 from coordinate_eval.evaluators.servers.access import Access
 from coordinate_eval.evaluators.servers.connection import Odd
 from coordinate_eval.evaluators.servers.process import LOOK_SECONDS, Port, Process
@@ -70,13 +70,13 @@ def check_args(args: Mapping[str, Any]) -> None:
     Raises:
         UserError: an argument is unknown or wrong, or there is not one server.
     """
-    arguments.check_names("the engine server", args, _ARGUMENTS)
+    common.check_names("the engine server", args, _ARGUMENTS)
     for name, value in args.items():
         if name in ("concurrency", "start_minutes"):
             if type(value) not in (int, float) or not 1 <= value <= 4096 or value % 1:
-                raise arguments.wrong(name, value, "a whole number from 1 to 4096")
+                raise common.wrong(name, value, "a whole number from 1 to 4096")
         elif not isinstance(value, str) or not value:
-            raise arguments.wrong(name, value, "a text")
+            raise common.wrong(name, value, "a text")
     if ("command" in args) == ("base_url" in args):
         raise UserError(
             "the engine server needs either [engine.args] command, which starts one, such as "

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators.engines import common
-from coordinate_eval.evaluators.engines.vllm_scoring import Ask
+from coordinate_eval.evaluators.engines.scoring import Ask
 from coordinate_eval.evaluators.servers.access import Access
 from coordinate_eval.evaluators.servers.connection import Server
 from coordinate_eval.evaluators.servers.replies import (
@@ -79,7 +79,7 @@ class Choice:
 
 
 class Scores(NamedTuple):
-    """The part of an output of vLLM that `vllm_scoring` reads."""
+    """The part of an output of vLLM that `scoring` reads."""
 
     outputs: Sequence["FirstToken"] = ()
     prompt_logprobs: Sequence[Mapping[int, Logprob]] = ()

@@ -25,7 +25,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from coordinate_eval import _format
 from coordinate_eval.errors import EngineError, UserError
-from coordinate_eval.evaluators.engines import arguments
+from coordinate_eval.evaluators.engines import common
 from coordinate_eval.evaluators.engines.base import ALL_KINDS, Across, Unwanted, all_wanted
 from coordinate_eval.evaluators.engines.common import probe, respond
 from coordinate_eval.evaluators.engines.turns import Turns
@@ -57,7 +57,7 @@ def check_args(args: Mapping[str, Any]) -> None:
     Raises:
         UserError: an argument is unknown, or not a number in its range.
     """
-    arguments.check_names("the simulated engine", args, _DEFAULTS)
+    common.check_names("the simulated engine", args, _DEFAULTS)
     for name, value in args.items():
         least = 1 if name == "concurrency" else 0
         whole = name in ("concurrency", "fail_after")
@@ -65,16 +65,14 @@ def check_args(args: Mapping[str, Any]) -> None:
             continue
         if name == "fail_at":
             if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-                raise arguments.wrong(name, value, 'a list of items, such as "gsm8k:17"')
+                raise common.wrong(name, value, 'a list of items, such as "gsm8k:17"')
             continue
         if name in ("times", "pause"):
             if not isinstance(value, str):
-                raise arguments.wrong(name, value, "the path of a file")
+                raise common.wrong(name, value, "the path of a file")
             continue
         if type(value) not in ((int,) if whole else (int, float)) or not least <= value < 1e9:
-            raise arguments.wrong(
-                name, value, f"a {'whole ' if whole else ''}number from {least} up"
-            )
+            raise common.wrong(name, value, f"a {'whole ' if whole else ''}number from {least} up")
 
 
 def cache_variables(folder: Path) -> Mapping[str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 from coordinate_eval._engines import ENGINES
 from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators import own_code
-from coordinate_eval.evaluators.engines import arguments, common
+from coordinate_eval.evaluators.engines import common
 from coordinate_eval.evaluators.engines.base import ALL_KINDS, Across, Unwanted, all_wanted
 from coordinate_eval.evaluators.engines.transformers_text import Text
 from coordinate_eval.evaluators.engines.turns import Turns
@@ -44,15 +44,15 @@ def check_args(args: Mapping[str, Any]) -> None:
     Raises:
         UserError: an argument is unknown, or has a value that it cannot have.
     """
-    arguments.check_names("the transformers engine", args, ("batch_size", "dtype", "device"))
+    common.check_names("the transformers engine", args, ("batch_size", "dtype", "device"))
     size = args.get("batch_size", _BATCH_SIZE)
     if type(size) is not int or size < 1:
-        raise arguments.wrong("batch_size", size, "a whole number from 1 up")
+        raise common.wrong("batch_size", size, "a whole number from 1 up")
     if (dtype := args.get("dtype", _DTYPES[0])) not in _DTYPES:
-        raise arguments.wrong("dtype", dtype, f"one of {', '.join(_DTYPES)}")
+        raise common.wrong("dtype", dtype, f"one of {', '.join(_DTYPES)}")
     device = args.get("device") or "auto"
     if not isinstance(device, str) or not _DEVICE.fullmatch(device):
-        raise arguments.wrong("device", device, "auto, cpu, cuda, cuda:0 or the like")
+        raise common.wrong("device", device, "auto, cpu, cuda, cuda:0 or the like")
 
 
 def cache_variables(folder: Path) -> Mapping[str, str]:

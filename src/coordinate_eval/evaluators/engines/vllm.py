@@ -6,7 +6,7 @@ holds as many requests as it can run, and a few more. With one GPU, the engine r
 process, which saves the start of two others. With several, vLLM starts one process for each GPU,
 and one that schedules: `vllm_processes` notices its death.
 
-Requests that belong to the same item are scored together: see `vllm_scoring`.
+Requests that belong to the same item are scored together: see `scoring`.
 """
 # The libraries of the extras have no types here: they may be absent while types are checked.
 # ruff: noqa: ANN401
@@ -27,12 +27,12 @@ from typing import Any, Protocol
 
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators import own_code
-from coordinate_eval.evaluators.engines import common, vllm_across, vllm_processes
+from coordinate_eval.evaluators.engines import common, vllm_processes
 from coordinate_eval.evaluators.engines.base import ALL_KINDS, Across, Unwanted, all_wanted
-from coordinate_eval.evaluators.engines.vllm_across import follow
+from coordinate_eval.evaluators.engines.scoring import MOST_IDS, Scoring, together
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
 from coordinate_eval.evaluators.engines.vllm_defaults import OWN_PROCESSES, engine_arguments, on_cpu
-from coordinate_eval.evaluators.engines.vllm_scoring import MOST_IDS, Scoring, together
+from coordinate_eval.evaluators.engines.vllm_processes import follow
 from coordinate_eval.evaluators.engines.vllm_writing import Writing
 from coordinate_eval.records import Request, RequestKind, Response
 
@@ -206,11 +206,11 @@ class VllmEngine:
         prepare(tensor_parallel * (across.nodes if across else 1))
         vllm = importlib.import_module("vllm")
         arguments = engine_arguments(model, tensor_parallel, max_length, args, lighter)
-        arguments |= vllm_across.arguments(across)
+        arguments |= vllm_processes.arguments(across)
         if on_cpu() and arguments["enforce_eager"]:
             # Even then, vLLM would compile a function of its sampler at the first scored prompt.
             importlib.import_module("torch").compiler.set_stance("force_eager")
-            os.environ.setdefault(vllm_across.NO_COMPILER, "1")  # of vLLM's other processes
+            os.environ.setdefault(vllm_processes.NO_COMPILER, "1")  # of vLLM's other processes
         usage = importlib.import_module("vllm.usage.usage_lib").UsageContext
         try:
             # The path of the model is part of the key of what vLLM compiles: a short one, relative

@@ -16,7 +16,7 @@ from typing import Any
 
 from coordinate_eval._format import brief
 from coordinate_eval.errors import UserError
-from coordinate_eval.evaluators.engines import arguments
+from coordinate_eval.evaluators.engines import common
 
 _FROM_CHECKPOINT = "it is set from the checkpoint"
 _FROM_PLAN = "the plan divides a model among GPUs and nodes; set [trial] tensor_parallel instead"
@@ -80,11 +80,11 @@ def check_args(args: Mapping[str, Any]) -> None:
     fields = _fields(root) if args and root else None
     if root is None or fields is None:
         return
-    arguments.check_names("the installed vLLM", args, fields.keys() - _OURS.keys())
+    common.check_names("the installed vLLM", args, fields.keys() - _OURS.keys())
     for name, value in args.items():
         wanted = _Type(fields[name], root / "engine" / "arg_utils.py", root)
         if not wanted.takes(value):
-            raise arguments.wrong(name, value, wanted.words())
+            raise common.wrong(name, value, wanted.words())
 
 
 def check_quantization(method: str) -> None:

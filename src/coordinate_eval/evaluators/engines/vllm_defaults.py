@@ -9,8 +9,8 @@ from typing import Any
 from coordinate_eval._engines import kind_of
 from coordinate_eval._text_config import text_config
 from coordinate_eval.evaluators import own_code
+from coordinate_eval.evaluators.engines.scoring import MOST_IDS
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
-from coordinate_eval.evaluators.engines.vllm_scoring import MOST_IDS
 
 OWN_PROCESSES = "VLLM_ENABLE_V1_MULTIPROCESSING"
 """The variable that is 0 where vLLM with one GPU runs in the process that asks for it."""
