@@ -55,6 +55,7 @@ def after_save(
     suite: str | os.PathLike[str] | None = None,
     options: Sequence[str] = (),
     rank: int | None = None,
+    keep: bool = True,
 ) -> Literal["submitting", "requesting"] | None:
     """Submit the evaluation of a checkpoint that training has just saved, and return at once.
 
@@ -76,6 +77,8 @@ def after_save(
             are busy.
         rank: number of this process; by default torch.distributed or the launcher's variables tell
             it, and a process that no launcher started is rank 0.
+        keep: the run holds the checkpoint's files by hard links until it needs them no more, so
+            that training may delete the checkpoint. Their space is free only then.
 
     Returns:
         what the process does: "submitting" or "requesting". None if nothing is done.
@@ -89,7 +92,8 @@ def after_save(
             log.debug("rank %d leaves the evaluation of %s to rank 0", number, path)
             return None
         place = os.path.abspath(path)  # noqa: PTH100 - keeps links
-        return _submit(place, step, suite, options, log)
+        given = [*map(str, options), *(() if keep else ("--no-keep",))]
+        return _submit(place, step, suite, given, log)
     except Exception as error:
         log.warning("no evaluation of %s: %s: %s", path, type(error).__name__, error)
         return None
@@ -120,7 +124,7 @@ def _submit(
     if not os.path.isdir(os.path.dirname(path)):  # noqa: PTH112, PTH120
         log.warning("no evaluation of %s: there is no such file or folder", path)
         return None
-    given = list(map(str, options))
+    given = [*options]
     if step is not None:
         given.append(f"--step={step}")
     if suite is not None:

@@ -49,6 +49,11 @@ class StageSettings(_Section):
         description="folder of a memory file system on each node: for the weights with shm, for "
         "links to them with none",
     )
+    keep: bool = Field(
+        default=True,
+        description="hold the checkpoint's files by hard links beside it until all responses are "
+        "there, so that training may delete it meanwhile",
+    )
 
     @field_validator("where")
     @classmethod

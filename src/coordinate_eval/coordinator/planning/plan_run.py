@@ -45,6 +45,7 @@ from coordinate_eval.coordinator.planning.plan import (
 from coordinate_eval.coordinator.prompts.building import wall_seconds
 from coordinate_eval.coordinator.report.results import own_answers
 from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.lease import leased
 from coordinate_eval.coordinator.run.records import (
     JudgePlace,
     Round,
@@ -248,7 +249,7 @@ def _costs(
     built: Mapping[str, DatasetRequests],
     judging: Judging | None = None,
 ) -> list[Cost]:
-    on, _, _ = rates(run.checkpoint, run.settings, offer, chosen)
+    on, _, _ = rates(leased(run), run.settings, offer, chosen)
     costs = suite_costs(run.suite, on, built, offer.priors)
     seconds = judging.seconds if judging is not None else {}
     return [c.model_copy(update={"judge_seconds": seconds.get(c.name, 0.0)}) for c in costs]
@@ -275,14 +276,14 @@ def rates(
 
 def _capacity(run: Run, offer: Offer, chosen: ChosenNodes) -> Capacity:
     """Return the chosen nodes with their rates."""
-    _, start, link = rates(run.checkpoint, run.settings, offer, chosen)
+    _, start, link = rates(leased(run), run.settings, offer, chosen)
     # Half of a trial's time limit is for what precedes a shard, and for predictions that are low.
     most = 60.0 * jobs.most_minutes(run, offer.now)
     return Capacity(
         nodes=chosen.nodes,
         gpus_per_trial=chosen.gpus_per_trial,
         nodes_per_trial=chosen.nodes_per_trial,
-        node_bytes=max(pipeline.bytes_of_nodes(run.checkpoint, chosen.nodes_per_trial)),
+        node_bytes=max(pipeline.bytes_of_nodes(leased(run), chosen.nodes_per_trial)),
         engine_start_seconds=start,
         storage_gigabits_per_node=link.gigabits_per_node,
         storage_shared=link.shared,

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
@@ -24,6 +24,7 @@ from filelock import FileLock
 
 from coordinate_eval import _files, _owner
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, clean_files
+from coordinate_eval.coordinator.run import lease
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import DataMissing, RecordError, UserError
@@ -61,12 +62,23 @@ class Builder:
     """Builds the requests of a suite for one tokenizer."""
 
     def __init__(
-        self, cache: Path, checkpoint: Checkpoint, suite: Suite, engine: str, max_length: int
+        self,
+        cache: Path,
+        checkpoint: Checkpoint,
+        suite: Suite,
+        engine: str,
+        max_length: int,
+        files: Sequence[str] = (),
     ) -> None:
+        """Take what prompts depend on.
+
+        `files` are the checkpoint's small files where they are now, by default at its own place.
+        """
         # Others may share the cache's folder. What they built is not taken for true.
         self._cache = cache / f"requests-{os.geteuid()}"
         self._kept_tasks = kept_file(cache)
-        self._files, self._suite = checkpoint.files, suite
+        self._files, self._suite = files or checkpoint.files, suite
+        self._named = checkpoint.files
         self._engine, self._max_length = engine, max_length
         self._vocabulary = checkpoint.vocabulary
         self._models = False
@@ -205,7 +217,7 @@ class Builder:
         return not self._vocabulary or index.largest_token < self._vocabulary
 
     def _does_not_fit(self, index: DatasetRequests) -> str:
-        config = next((f for f in self._files if Path(f).name == "config.json"), "its config")
+        config = next((f for f in self._named if Path(f).name == "config.json"), "its config")
         return (
             f"dataset {index.dataset!r}: the tokenizer gives the token id {index.largest_token}, "
             f"and the model has 0 to {self._vocabulary - 1} (vocab_size in {config}). Put the "
@@ -215,7 +227,7 @@ class Builder:
     def _of_the_checkpoint(self, message: str) -> str:
         """Return a message with the folder of the tokenizer instead of that of its copy."""
         places = [
-            Path(f).parent for f in self._files if Path(f).name in checkpoint_files.TOKENIZERS
+            Path(f).parent for f in self._named if Path(f).name in checkpoint_files.TOKENIZERS
         ]
         return message.replace(str(self._copies), str(places[0])) if places else message
 
@@ -237,6 +249,7 @@ def builder_of(run: Run) -> Builder:
         run.suite,
         run.settings.engine.name,
         run.max_length,
+        lease.leased(run).files,
     )
 
 

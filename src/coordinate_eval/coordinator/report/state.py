@@ -96,11 +96,7 @@ def is_complete(run_dir: RunDir) -> bool:
 
 def has_ended_incomplete(run_dir: RunDir) -> bool:
     """Return whether a run's last supervision ended without all results."""
-    if not run_dir.results.exists() or is_complete(run_dir):
-        return False
-    latest = run_dir.supervisor(latest_epoch(run_dir))
-    begun = max(map(_files.modified, (run_dir.resumed, latest)))
-    return _files.modified(run_dir.results) >= begun
+    return supervision.has_ended(run_dir) and not is_complete(run_dir)
 
 
 def is_supervised(run_dir: RunDir, run: Run, tasks: list[TaskStatus]) -> bool | None:

@@ -82,7 +82,7 @@ def container_of(run: Run, run_dir: RunDir, kind: Kind) -> Container | None:
     settings, checkpoint = run.settings, run.checkpoint
     if settings.container.image_of(kind) is None:
         return None
-    read = [checkpoint.path, *checkpoint.files, *checkpoint.weights]
+    read = [checkpoint.path, *checkpoint.files, *checkpoint.weights, str(run.lease)]
     if kind in ("build", "score"):  # they run tasks
         read += [*run.suite.include_path, *filter(None, [run.folder])]
     if settings.judge.checkpoint and kind == "judge":

@@ -1,6 +1,8 @@
 """The records of a run directory: the run, its rounds, jobs, and their progress."""
 
 import math
+import os
+from pathlib import Path
 from typing import Literal
 
 from pydantic import AliasChoices, ConfigDict, Field, model_validator
@@ -126,6 +128,12 @@ class Run(Planned):
             if shard.dataset not in names:  # it becomes the name of a folder
                 raise ValueError("a shard is of a dataset that the suite lacks")
         return self
+
+    @property
+    def lease(self) -> Path:
+        """Return the folder of the run's lease on its checkpoint: see `lease.py`."""
+        folder = Path(self.checkpoint.path).parent / f".coordinate-eval-{os.geteuid()}"
+        return folder / f"{self.id}-{self.nonce}"
 
     @property
     def engine_context(self) -> int:

@@ -48,6 +48,13 @@ def take_over(run_dir: RunDir) -> int:
             return epoch
 
 
+def has_ended(run_dir: RunDir) -> bool:
+    """Return whether the last supervision of a run has ended, with all results or without."""
+    latest = run_dir.supervisor(latest_epoch(run_dir))
+    begun = max(map(_files.modified, (run_dir.resumed, latest)))
+    return run_dir.results.exists() and _files.modified(run_dir.results) >= begun
+
+
 def held_in_words(task: TaskStatus) -> str:
     """Return that a job is held, or what else keeps it, and what its user does about it."""
     if not task.held:

@@ -23,10 +23,13 @@ from coordinate_eval.coordinator.supervisor.decide_rounds import (
     before_plan,
     ends_early,
     for_node,
+    has_weights,
     is_over,
     next_round,
     replace_lost,
     waiting_for_scores,
+    why_deleted,
+    without_weights,
 )
 from coordinate_eval.coordinator.supervisor.values import (
     Action,
@@ -79,10 +82,16 @@ def _due(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     nodes = [(round_, node) for round_ in facts.rounds for node in round_.nodes]
     actions += [*hanging_trials(run, held), *needless_tasks(run, held), *unclear]
     for round_, node in nodes:
-        actions += for_node(run, run_dir, facts, round_, node)
+        if facts.deleted and not has_weights(run, facts, round_, node):
+            actions += without_weights(run, facts, round_, node)
+        else:
+            actions += for_node(run, run_dir, facts, round_, node)
     all_over = all(is_over(run, facts, round_, node) for round_, node in nodes)
     if facts.unscored == 0:
         actions.append(Finish())
+    elif facts.unpublished and facts.deleted:
+        if all(is_over(run, facts, *each) or not has_weights(run, facts, *each) for each in nodes):
+            actions.append(Finish(why_deleted(run)))
     elif facts.unpublished and unclear:
         # What follows from incidents is known at the next poll.
         pass

@@ -152,6 +152,33 @@ def for_node(
     return [action for keeper in keepers for action in cancel_late(run, facts, keeper)]
 
 
+def has_weights(run: Run, facts: Facts, round_: Round, node: RoundNode) -> bool:
+    """Return whether the node goes on without the checkpoint: it has a copy, or an engine runs."""
+    stages = [facts.stages.get((round_.number, name)) for name in node.names]
+    if all(stage is not None and stage.state == "ready" for stage in stages):
+        return True
+    names = [jobs.trial_id(node.name, index, round_.number) for index in range(node.trials)]
+    trials = [facts.trials[name] for name in names if name in facts.trials]
+    return any(each.staged is not None and not facts.says_it_ended(each.trial) for each in trials)
+
+
+def without_weights(run: Run, facts: Facts, round_: Round, node: RoundNode) -> list[Action]:
+    """Free a node to which the weights will never come: its jobs that wait, and its keeper."""
+    names = [jobs.keeper_name(run, round_.number, name) for name in node.names]
+    names.append(jobs.trials_name(run, round_.number, node.name))
+    waiting = [t for name in names for t in facts.alive(name) if t.state is State.PENDING]
+    found = cancel(run, facts, waiting, "the checkpoint was deleted")
+    return [*found, *_release(facts, (round_.number, node.name))]
+
+
+def why_deleted(run: Run) -> str:
+    """Return why a run ends whose checkpoint was deleted, in words for a person."""
+    return (
+        f"checkpoint {run.checkpoint.path} was deleted before its weights were on every node that "
+        "needs them. Evaluate a later one, or have training keep its checkpoints longer"
+    )
+
+
 def is_over(run: Run, facts: Facts, round_: Round, node: RoundNode) -> bool:
     """Return whether a node has done its part in this round."""
     trials = jobs.trials_name(run, round_.number, node.name)
@@ -231,6 +258,8 @@ def before_plan(run: Run, facts: Facts) -> list[Action]:
 
     A run that is not strict is planned without these, if there are others.
     """
+    if facts.deleted:
+        return [Finish(why_deleted(run))]
     if not facts.unbuilt:
         others = len(facts.unbuildable) < len(run.suite.datasets)
         if not facts.unbuildable or (others and not run.strict):

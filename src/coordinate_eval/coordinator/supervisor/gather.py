@@ -16,7 +16,7 @@ from coordinate_eval.coordinator.incidents.observe import (
     silent_ends,
 )
 from coordinate_eval.coordinator.incidents.remedies import count_idle_rounds
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run import jobs, lease
 from coordinate_eval.coordinator.run.claiming.claims import LEDGERS, Ledger, LedgerName
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.claiming.work import (
@@ -96,6 +96,7 @@ def _work(run_dir: RunDir, run: Run) -> WorkFacts:
         unbuilt=len(Ledger(run_dir, "requests").unpublished(all_spans(run, "requests"))),
         unbuildable=unbuildable(run_dir),
         unscored=len(left),
+        deleted=bool(unpublished or not run.planned) and lease.is_deleted(run),
     )
 
 

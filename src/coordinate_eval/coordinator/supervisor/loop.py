@@ -18,7 +18,7 @@ from coordinate_eval.coordinator.incidents import remedies
 from coordinate_eval.coordinator.incidents.causes import Causes
 from coordinate_eval.coordinator.prompts.request_cache import link_found
 from coordinate_eval.coordinator.report import first_signal
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run import jobs, lease
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.work import all_spans, unscored_datasets
 from coordinate_eval.coordinator.run.own import check_there, is_removed, work_folder
@@ -233,6 +233,8 @@ class Supervisor:
                 return True
         goes_on = False
         facts, actions = self._decide(tasks)
+        if self._run.planned and not facts.unpublished:
+            lease.end(self._run)
         for action in actions:
             found = self._act(action, facts)
             if isinstance(found, Finish):
@@ -250,6 +252,7 @@ class Supervisor:
         """
         if is_removed(self._dir):
             self._drain()
+            lease.end(self._run)
             check_there(self._dir)
         if isinstance(error, SubmitRefused | UserError) and self._strict:
             raise error
@@ -372,6 +375,7 @@ class Supervisor:
         self._search.avoid_broken_nodes(self._run)
         ending.learn(self._dir, self._run, self._tell)
         self._others.leave()
+        lease.end(self._run)
         self._ended(self.results)
         return True
 

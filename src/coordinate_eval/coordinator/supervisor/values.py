@@ -66,6 +66,8 @@ class WorkFacts:
     """Datasets whose requests cannot be built."""
     unscored: int
     """Datasets with neither results nor an error."""
+    deleted: bool = False
+    """Nobody can read the checkpoint any more, and it is needed."""
 
 
 @dataclass(frozen=True, kw_only=True)

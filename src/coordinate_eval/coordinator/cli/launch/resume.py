@@ -20,7 +20,7 @@ from coordinate_eval.coordinator.inputs import clusters, judge
 from coordinate_eval.coordinator.inputs.folders import working_in
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.report import state
-from coordinate_eval.coordinator.run import jobs, supervision
+from coordinate_eval.coordinator.run import jobs, lease, supervision
 from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
@@ -176,6 +176,7 @@ def _prepare(run_dir: RunDir, run: Run, *, supervised: bool, asked_again: bool) 
         number = f" (try {tries + 1} of {resumes.MOST_TRIES} without progress)" if tries else ""
         say(f"run {run.id} stopped without all results:\n{why}\nresuming it{number}")
     run_dir.cancelled.unlink(missing_ok=True)
+    lease.take(run_dir, run)
     if not (asked_again and supervised):
         resumes.note(run_dir, by_hand=not asked_again)
 
@@ -202,6 +203,7 @@ def cancel_run(run_dir: RunDir) -> None:
     try:
         with cluster:
             count = _cancel_all(run, cluster)
+            lease.end(run)
             sweep(run, run_dir, cluster, POLL_SECONDS, SystemClock(), note=say)
     except ClusterSilent as error:
         raise ClusterSilent(

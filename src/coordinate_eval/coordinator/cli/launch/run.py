@@ -41,7 +41,7 @@ from coordinate_eval.coordinator.planning.plan_run import (
     offer_of_cluster,
 )
 from coordinate_eval.coordinator.report import state
-from coordinate_eval.coordinator.run import containers, jobs
+from coordinate_eval.coordinator.run import containers, jobs, lease
 from coordinate_eval.coordinator.run.own import place
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
@@ -133,6 +133,7 @@ def _start_new(
         _say_who_has_one(settings, made.id, found.root)
         remember(settings, made.id, found.root)
         say_windows(made)
+        lease.take(found, made)
         return begin(found, made, cluster, wait=wait, as_json=as_json)
 
 
@@ -148,6 +149,7 @@ def begin(found: RunDir, run: Run, cluster: Cluster, *, wait: bool, as_json: boo
         supervised = start_supervisor(found, run, cluster)
     except (SubmitRefused, UserError):
         if not (_files.names(found.jobs_folder) or found.results.exists()):
+            lease.end(run)
             shutil.rmtree(found.root)
             forget(run.settings, run.id)
         raise

@@ -17,6 +17,7 @@ _SETTINGS = {
     "objective": "restraint",
     "engine": "engine.name",
     "engine_args": "engine.args",
+    "keep": "stage.keep",
     "judge_url": "judge.base_url",
     "judge_model": "judge.model",
     "partition": "slurm.partition",
@@ -70,6 +71,7 @@ class AskedRun(AskedPrompts):
     max_gpus: launching.MaxGpus = None
     gpu_type: launching.GpusOfType = None
     queue: launching.Queue = None
+    keep: launching.Keep = None
     partition: common.Partition = None
     account: common.Account = None
     qos: common.Qos = None

@@ -103,6 +103,17 @@ Queue = Annotated[
         "--queue",
     ),
 ]
+Keep = Annotated[
+    bool | None,
+    option(
+        WHERE,
+        "",
+        "Hold the checkpoint's files by hard links until all responses are there, so that training "
+        "may delete it.",
+        "--keep/--no-keep",
+        shown="keep",
+    ),
+]
 Constraint = Annotated[str | None, option(WHERE, "FEATURES", "Slurm node features.")]
 RunDirectory = Annotated[
     Path | None,

@@ -14,7 +14,7 @@ from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.state import Phase
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run import jobs, lease
 from coordinate_eval.coordinator.run.own import is_own
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
@@ -82,6 +82,8 @@ def prune(
         do = "add --yes to do it" if chosen else "nothing to do"
         say(f"{len(chosen)} of {plural(len(found), 'run')}: {do}")
     elif not compacting:
+        for folder in {run.lease.parent for _, run in found}:
+            lease.remove_abandoned(folder)
         remove_leftovers(Path(settings.runs_dir).expanduser())
     return int(failed)
 
@@ -157,6 +159,7 @@ def _remove(run_dir: RunDir, run: Run, settings: Settings) -> str:
         for link in (home / name for name in _files.names(home))
         if link.is_symlink() and is_own(link) and link.resolve() == run_dir.root
     ]
+    lease.end(run)
     remove(run_dir)
     for link in links:
         link.unlink(missing_ok=True)

@@ -8,7 +8,8 @@ still being written are reported before anything is submitted.
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -184,6 +185,18 @@ def unchanged(checkpoint: Checkpoint) -> bool:
         return False
 
 
+def is_deleted(names: Iterable[str]) -> bool:
+    """Return whether one of these files is surely not there. Storage that fails tells nothing."""
+    for name in names:
+        try:
+            os.lstat(name)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
 def _resolve(path: Path) -> Path:
     try:
         place = path.resolve(strict=True)
@@ -348,9 +361,10 @@ def _identity(
     weights: Sequence[Path], files: Sequence[Path], names: TensorMapping | None = None
 ) -> str:
     digest = hashlib.sha256(names.model_dump_json().encode() if names else b"")
-    for file in sorted(weights):
-        status = file.stat()
-        digest.update(json.dumps([file.name, status.st_size, status.st_mtime_ns]).encode())
+    found = [(file.name, file.stat()) for file in weights]
+    # In whatever folders they are, since a run may read links to them.
+    for each in sorted([name, status.st_size, status.st_mtime_ns] for name, status in found):
+        digest.update(json.dumps(each).encode())
     for file in sorted(files, key=lambda file: file.name):
         content = hashlib.sha256(checkpoint_files.read(file)).hexdigest()
         digest.update(json.dumps([file.name, content]).encode())

@@ -11,7 +11,7 @@ import math
 import time
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.run import measurements
+from coordinate_eval.coordinator.run import lease, measurements
 from coordinate_eval.coordinator.run.logs import own_log
 from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -72,7 +72,7 @@ class Arrival:
                 or self._keeper_is_elsewhere(weights)
                 or time.monotonic() > give_up
             )
-            if late and weights.copy(self._run.checkpoint, most_bytes=most):
+            if late and weights.copy(lease.leased(self._run), most_bytes=most):
                 copies = self._dir.copies(self._node)
                 measurements.append_copy(copies, weights.copy_seconds, self._run.checkpoint)
                 return
@@ -139,7 +139,7 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
             weights.remove_abandoned()
             with weights.hold():
                 most = 0.0 if run.settings.stage.where == "none" else math.inf
-                while not weights.copy(run.checkpoint, report, most):
+                while not weights.copy(lease.leased(run), report, most):
                     time.sleep(WATCH_SECONDS)
                 ready = time.time()
                 write_progress("ready", total)

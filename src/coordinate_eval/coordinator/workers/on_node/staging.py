@@ -128,6 +128,7 @@ class StagedWeights:
                 shutil.rmtree(self.folder, ignore_errors=True)
                 if not isinstance(error, OSError):
                     raise
+                _check_there(source)
                 raise UserError(
                     f"cannot stage {source.path} into {self.folder}: {error.strerror}; "
                     f"it needs {source.bytes / 2**30:.1f} GiB of the node's memory"
@@ -199,6 +200,7 @@ def _copy_all(
     else:
         linked = _copy_or_link(source, part, folder, report, most_bytes)
     if not checkpoints.unchanged(source):
+        _check_there(source)
         raise UserError(
             f"checkpoint {source.path} changed while it was copied; "
             "submit it again when it is completely saved"
@@ -225,6 +227,15 @@ def _copy_or_link(
         return True
     copy_files([Path(name) for name in files], folder, report)
     return False
+
+
+def _check_there(source: Checkpoint) -> None:
+    """Check that a checkpoint which cannot be copied has not been deleted."""
+    if checkpoints.is_deleted([*source.weights, *source.files]):
+        raise UserError(
+            f"checkpoint {source.path} was deleted before it was copied. Evaluate a later one, or "
+            "have training keep its checkpoints longer"
+        )
 
 
 def _lacks_room(path: str, needed: int, folder: Path) -> bool:
