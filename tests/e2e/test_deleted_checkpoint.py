@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from tests.runs import Workspace, processes, results, until
+from tests.runs import PATIENCE_SECONDS, Workspace, processes, results, until
 from tests.tiny import tiny_model
 
 
@@ -21,7 +21,7 @@ def test_a_checkpoint_that_is_deleted_after_the_call_is_scored(user: Workspace) 
     leases = checkpoint.parent.glob
     until(lambda: list(leases(".coordinate-eval-*/step-100-*/run")), "a lease")
     shutil.rmtree(checkpoint)
-    _, err = process.communicate()
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, err
     assert results(run)["complete"]
     assert not list(leases(".*"))

@@ -171,7 +171,7 @@ def queued_nodes(run: Run, offer: Offer) -> ChosenNodes:
 
 def _demand(run: Run, offer: Offer) -> Demand:
     return Demand(
-        run.checkpoint,
+        leased(run),
         run.settings,
         run.engine_context,
         expected_works(run.suite),
