@@ -26,26 +26,16 @@ FORMATS: dict[str, tuple[tuple[str, ...], str]] = {
         ("mp_rank_00_000/model_optim_rng.pt", "mp_rank_01_003/model_optim_rng.pt"), "Megatron-LM",
     ),
     "a rank of Megatron-LM": (("model_optim_rng.pt", "distrib_optim.pt"), "Megatron-LM"),
-    "folder of Megatron's": (
-        ("latest_checkpointed_iteration.txt", "iter_0001000/common.pt"), "Megatron's checkpoints",
-    ),
     "NeMo 2": (("context/model.yaml", "weights/__0_0.distcp"), "NeMo"),
     "NeMo 1": (("llama.nemo",), "NeMo"),
     "torch.distributed": (("__0_0.distcp", "__1_0.distcp", ".metadata.tmp"), "written last"),
     "LLM Foundry": (("ep0-ba1000-rank0.pt", "ep0-ba1000-rank1.pt"), "convert_composer_to_hf"),
     "DeepSpeed": (
-        ("latest", "zero_to_fp32.py", "global_step1000/x.pt", "trainer_state.json"),
-        "zero_to_fp32.py",
+        ("zero_to_fp32.py", "global_step10/x.pt", "global_step20/x.pt"), "DeepSpeed's checkpoints",
     ),
     "DeepSpeed, inside": (
-        ("zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_1_mp_rank_00_model_states.pt",
-         "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"),
-        "zero_to_fp32.py",
+        ("bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",), "files of ranks are missing",
     ),
-    "DeepSpeed, model parallel": (
-        ("mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt"), "DeepSpeed",
-    ),
-    "GPT-NeoX": (("layer_00-model_00-model_states.pt", "configs/x.yml"), "convert_neox_to_hf"),
     "verl": (
         ("model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt", "huggingface/config.json"),
         "verl.model_merger",
@@ -120,11 +110,8 @@ def test_files_of_such_formats_are_named_as_well(tmp_path: Path, name: str, word
 
 
 def test_commands_name_folders_as_a_shell_reads_them() -> None:
-    place = Path("/no/a step/global_step5")
-    words, _ = recognized(place, ["bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"])
-    assert "python '/no/a step'/zero_to_fp32.py '/no/a step' OUT" in words
-    words, _ = recognized(Path("/no/a step"), ["global_step5", "zero_to_fp32.py"])
-    assert "'/no/a step' OUT" in words
+    words, _ = recognized(Path("/no/a step"), ["lit_model.pth"])
+    assert "litgpt convert_from_litgpt '/no/a step' OUT" in words
 
 
 def test_checkpoints_below_are_pointed_at(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ class CheckpointFormat(StrEnum):
     SAFETENSORS = "safetensors"
     TORCH = "torch"
     DCP = "dcp"
+    DEEPSPEED = "deepspeed"
 
     @property
     def converted(self) -> bool:

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from coordinate_eval import _format
+from coordinate_eval._format import brief
 from coordinate_eval._text_config import text_config
 from coordinate_eval.coordinator.inputs.checkpoints import (
     checkpoint_files,
     dcp,
+    deepspeed_zero,
     fit,
     formats,
     safetensors_file,
@@ -68,6 +70,7 @@ _READERS: Final[Mapping[CheckpointFormat, Reader]] = {
     CheckpointFormat.SAFETENSORS: safetensors_file,
     CheckpointFormat.TORCH: torch_file,
     CheckpointFormat.DCP: dcp,
+    CheckpointFormat.DEEPSPEED: deepspeed_zero,
 }
 """The formats that are read. The first that finds weights counts."""
 
@@ -220,13 +223,26 @@ def _text(path: Path) -> str:
 
 
 def _find_weights(place: Path) -> tuple[list[Path], CheckpointFormat, list[Path]]:
-    """Return the weight files, their format, and small files that belong to them."""
+    """Return the weight files, their format, and small files that belong to them.
+
+    They may lie in the folder that a trainer's folder names as its last step.
+    """
     names = [place.name] if place.is_file() else sorted(entry.name for entry in place.iterdir())
     words, parts = formats.recognized(place, names)
-    for kind, reader in _READERS.items():
-        if found := reader.find(place, names, parts):
-            weights, extra = found
-            return weights, kind, extra
+    found = _found(place, names, parts)
+    last = formats.last(place, names)
+    if last and last.is_dir() and (found is None or _is_hull(*found)):
+        inside = sorted(entry.name for entry in last.iterdir())
+        inner, told = formats.recognized(last, inside)
+        found = _found(last, inside, told) or found
+        words, parts = inner or words, parts | told
+    if found:
+        return found
+    if last and not last.is_dir():
+        raise UserError(
+            f"checkpoint {place} names {brief(last.name)} as its last step, which is not there. "
+            "Copy it there, or give another step"
+        )
     if place.is_file():
         raise UserError(
             words
@@ -235,6 +251,22 @@ def _find_weights(place: Path) -> tuple[list[Path], CheckpointFormat, list[Path]
         )
     words = words or _none(place, names, torch_file.candidates(place, names, parts))
     raise UserError(". ".join(filter(None, (words, formats.below(place, names)))))
+
+
+def _found(
+    place: Path, names: Sequence[str], parts: Collection[str]
+) -> tuple[list[Path], CheckpointFormat, list[Path]] | None:
+    for kind, reader in _READERS.items():
+        if found := reader.find(place, names, parts):
+            weights, extra = found
+            return weights, kind, extra
+    return None
+
+
+def _is_hull(weights: Sequence[Path], kind: CheckpointFormat, extra: Sequence[Path]) -> bool:
+    """Return whether files have empty tensors: ZeRO 3 saves some where it gathers no weights."""
+    tensors = _READERS[kind].open_source(weights, extra).tensors.values()
+    return any(tensor.shape == (0,) for tensor in tensors)
 
 
 def _none(place: Path, names: Sequence[str], files: Sequence[Path]) -> str:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from coordinate_eval._format import brief
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
+from coordinate_eval.errors import UserError
 
 OURS: Final = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
@@ -19,6 +21,10 @@ OURS: Final = (
 )  # fmt: skip
 """Files that make a folder a checkpoint that can be evaluated: one of them is enough."""
 
+MEGATRON_TRACKER: Final = "latest_checkpointed_iteration.txt"
+_TRACKERS: Final = ("latest", MEGATRON_TRACKER)
+_MOST_TRACKER_BYTES = 4096
+_STEP = re.compile(r"global_step\d+|iter_\d{7}")  # DeepSpeed's and Megatron's folders
 _MOST_FOLDERS = 1000  # looked into for checkpoints
 _TO_HF = "Convert it to Hugging Face's format first"
 
@@ -29,7 +35,7 @@ class Format:
 
     what: str
     then: str
-    """The advice. {path} and {above} stand for the folder and the one above, for a shell."""
+    """The advice. {path} stands for the folder, for a shell."""
     signs: tuple[str, ...]
     """Regular expressions. A folder is of this format if each of them matches a name in it."""
 
@@ -39,11 +45,6 @@ class Format:
         return set().union(*found) if all(found) else None
 
 
-_DEEPSPEED = (
-    "a DeepSpeed checkpoint, whose weights are cut into a part for each rank",
-    "Merge them, and give OUT with the config and tokenizer of the model: "
-    "python {above}/zero_to_fp32.py {above} OUT --safe_serialization",
-)
 _MEGATRON = f"{_TO_HF}: with Megatron Bridge (AutoBridge.export_ckpt), or the trainer's converter"
 # The first that fits counts: special ones before those that they are made of.
 _FORMATS = (
@@ -85,12 +86,15 @@ _FORMATS = (
         (r".*\.distcp",),
     ),
     Format(
-        "a checkpoint of GPT-NeoX, a file for each layer",
-        f"{_TO_HF}, with GPT-NeoX's tools/ckpts/convert_neox_to_hf.py",
-        (r"layer_\d+-model_\d+-model_states\.pt",),
+        "a DeepSpeed checkpoint, of which files of ranks are missing",
+        "Give the folder of a step, such as global_step1000, with *_model_states.pt of each rank",
+        (r"(?:layer_|mp_rank_|expert_|(?:bf16_|fp16_)?zero_pp_rank_)\d.*_states\.pt",),
     ),
-    Format(*_DEEPSPEED, (r"mp_rank_0*\d_model_states\.pt", r"mp_rank_0*[1-9]\d*_model_states\.pt")),
-    Format(*_DEEPSPEED, (r"zero_to_fp32\.py|(?:bf16_|fp16_)?zero_pp_rank_.*\.pt|global_step\d+",)),
+    Format(
+        "a folder of DeepSpeed's checkpoints, whose last step is not told",
+        "Give the folder of a step in it, such as {path}/global_step1000",
+        (r"zero_to_fp32\.py|global_step\d+",),
+    ),
     Format(
         "a checkpoint of verl, a file for each rank",
         "Merge them, and give OUT: python -m verl.model_merger merge --backend fsdp "
@@ -167,16 +171,32 @@ def recognized(place: Path, names: Sequence[str]) -> tuple[str, set[str]]:
         Empty words and no names if it is of no format that is known here.
     """
     words, told = "", set[str]()
-    folder = place.parent if list(names) == [place.name] else place
-    # DeepSpeed's script lies beside the folders that it reads.
-    top = any(name == "zero_to_fp32.py" or name.startswith("global_step") for name in names)
-    path, above = (shlex.quote(str(each)) for each in (place, folder if top else folder.parent))
+    path = shlex.quote(str(place))
     for known in _FORMATS:
         if parts := known.parts(names):
             told |= parts
-            then = known.then.format(path=path, above=above)
+            then = known.then.format(path=path)
             words = words or f"checkpoint {place} is {known.what}. {then}"
     return words, told
+
+
+def last(place: Path, names: Sequence[str]) -> Path | None:
+    """Return the folder that a trainer names as its last step, or the only one of a step.
+
+    DeepSpeed writes `latest`, and Megatron `latest_checkpointed_iteration.txt`, after the step.
+    """
+    for tracker in (name for name in _TRACKERS if name in names and (place / name).is_file()):
+        content = checkpoint_files.read(place / tracker, _MOST_TRACKER_BYTES)
+        name = content.decode(errors="replace").strip()
+        if tracker == MEGATRON_TRACKER and name.isdecimal():
+            name = f"iter_{int(name):07}"
+        if not name:
+            continue
+        if name != Path(name).name or not name.isprintable():
+            raise UserError(f"{place / tracker} names no folder: it holds {brief(repr(name))}")
+        return place / name
+    steps = [name for name in names if _STEP.fullmatch(name)]
+    return place / steps[0] if len(steps) == 1 else None
 
 
 def below(place: Path, names: Sequence[str]) -> str:
