@@ -65,6 +65,7 @@ CRASHED = KILLED.replace("-9", "-11")
 ITEM = log_of("ValueError: no such token")
 
 OF_MEMORY, OF_NODE = Failure("out of memory"), Failure("node", in_doubt=True)
+OF_KILL = Failure("out of memory", killed=True)
 OF_WORK, OF_START = Failure("other"), Failure("engine start")
 
 
@@ -83,8 +84,8 @@ def why(
     ("text", "running", "starting"),
     [
         (MEMORY, OF_MEMORY, OF_MEMORY),
-        (HOST, OF_MEMORY, OF_MEMORY),
-        (KILLED, OF_MEMORY, OF_MEMORY),
+        (HOST, OF_KILL, OF_KILL),
+        (KILLED, OF_KILL, OF_KILL),
         (CRASHED, OF_WORK, OF_START),
         (ECC, OF_NODE, OF_START),
         (XID, OF_NODE, OF_START),
@@ -185,13 +186,13 @@ def test_what_a_node_does_counts_against_no_item_unless_it_goes_on(
     monkeypatch.setattr(SimulatedEngine, "run", die)
     outputs, spans = Ledger(run_dir, "outputs"), [shard.span for shard in SHARDS]
     for number in range(MOST_LOST + 1):
-        assert outputs.suspects(spans) == set()
+        assert not outputs.suspects(spans)
         with pytest.raises(EngineError):
             trial.run_trial(run_dir, "n", number, 60)
         assert set(outputs.claimable(spans)) == set(spans)
         name = "n-0" + (f"-r{number}" if number else "")
         assert _files.read_record(run_dir.trial(name), TrialProgress).cause == "node"
-    assert outputs.suspects(spans) == {spans[0]}
+    assert outputs.suspects(spans) == {spans[0]: 1}
 
 
 def test_trials_of_a_whole_node_write_logs_of_their_own(

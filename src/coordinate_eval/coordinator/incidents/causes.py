@@ -140,7 +140,10 @@ def open_log(name: str) -> BinaryIO:
 _NO_MEMORY = "out of memory"
 """Words of an engine whose error was raised in a process of its own."""
 
-_MEMORY = frozenset({"Out of Memory Error", "Out of Memory"})
+_KILLED = "Out of Memory"
+"""The reason of whatever was killed: by the system for its memory, or by somebody else."""
+
+_MEMORY = frozenset({"Out of Memory Error", _KILLED})
 """Reasons that an engine that computes less at once may survive."""
 
 _OF_ITEMS = frozenset({"CUDA Error"})
@@ -153,6 +156,8 @@ class Failure(NamedTuple):
     cause: TrialError
     in_doubt: bool = False
     """Only what libraries say blames the node. An item may have led them to say it."""
+    killed: bool = False
+    """A process of the engine was killed, from outside or for its memory."""
 
 
 class TrialErrors:
@@ -178,7 +183,7 @@ class TrialErrors:
             return Failure(cause)
         found = self._diagnose(error)
         if found is not None and found.reason in _MEMORY and found.then == "load":
-            return Failure("out of memory")
+            return Failure("out of memory", killed=found.reason == _KILLED)
         of_node = found is not None and found.category == "infrastructure" and found.then == "node"
         if engine_started and of_node and found is not None and found.reason not in _OF_ITEMS:
             return Failure("node", in_doubt=True)

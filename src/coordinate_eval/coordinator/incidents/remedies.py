@@ -4,7 +4,7 @@
 |---|---|---|
 | the node, or unknown | another node (`bad_nodes.py`) | after three rounds without a response |
 | out of memory | less load (`lighter_load`) | with the least load |
-| an item | alone (`workers/open_shards.py`) | the item, after three deaths |
+| an item | alone (`workers/open_shards.py`) | the item, after three deaths with nothing else |
 | storage or a server is away | wait | after an hour |
 | the scheduler starts nothing | wait | after a day |
 | what every job would meet | stop | when two nodes, or two rounds, have shown it |
@@ -92,7 +92,7 @@ OPINIONS = 2
 """Nodes, or rounds or arrays, on which jobs must have died of one cause that all would meet."""
 
 MOST_ROUNDS = {"alone": 6, "less load": MAX_HALVINGS}
-"""Rounds in a row without a response in which a remedy is tried. About four find a deadly item."""
+"""Rounds in a row without a response in which a remedy is tried. About six find a deadly item."""
 
 MOST_SECONDS = {"wait": 3600.0, "queue": 86_400.0}
 """Time for which rounds do not count of which nothing of ours is at fault."""

@@ -17,7 +17,6 @@ from coordinate_eval.coordinator.report.judges import judged, judged_differently
 from coordinate_eval.coordinator.report.main_metric import metrics
 from coordinate_eval.coordinator.run.claiming.claims import (
     MAX_DEATHS,
-    MAX_DEATHS_OF_SHARD,
     Ledger,
     whole,
 )
@@ -251,25 +250,15 @@ def _why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
 
 def _deadly(outputs: Ledger, unpublished: list[Span]) -> str:
     """Return which items of a dataset end engines; empty if none do."""
-    items: list[int] = []
-    shards = []
-    for span in unpublished:
-        found = outputs.given_up(span)
-        if found:
-            items += found
-        elif found is not None:
-            shards.append(span.stem)
-    said = []
-    if items:
-        one = len(items) == 1
-        names = ", ".join(map(str, items[:MOST_NAMES])) + (", …" if len(items) > MOST_NAMES else "")
-        said.append(
-            f"{'item' if one else 'items'} {names}: engines die at {'it' if one else 'them'}, also "
-            "with nothing else; all others of the shard have responses"
-        )
-    if shards:
-        said.append(f"items {', '.join(shards)}: {MAX_DEATHS_OF_SHARD} trials died on them")
-    return "; ".join(said)
+    items = [item for span in unpublished for item in outputs.given_up(span) or ()]
+    if not items:
+        return ""
+    one = len(items) == 1
+    names = ", ".join(map(str, items[:MOST_NAMES])) + (", …" if len(items) > MOST_NAMES else "")
+    return (
+        f"{'item' if one else 'items'} {names}: engines die at {'it' if one else 'them'}, also "
+        "with nothing else"
+    )
 
 
 def _why_not_judged(run_dir: RunDir, run: Run) -> str:

@@ -108,7 +108,7 @@ class NextShards:
         tried: set[Span] = set()
         while True:
             free = self.free() - tried
-            free -= self._ledger.suspects(free)
+            free -= self._ledger.suspects(free).keys()
             if not free:
                 return
             for shard in self._run.shards:
@@ -121,10 +121,12 @@ class NextShards:
 
     def claim_suspect(self) -> tuple[Shard, int] | None:
         """Claim a shard at which a trial died. Return it and the attempt's number, or None."""
-        suspects = self._ledger.suspects(self.free())
-        for shard in self._run.shards:
+        deaths = self._ledger.suspects(self.free())
+        # Fewest deaths first, so that a shard that ends every engine holds up no other.
+        suspects = [shard for shard in self._run.shards if shard.span in deaths]
+        for shard in sorted(suspects, key=lambda shard: deaths[shard.span]):
             has_time = self._time_left.in_time(shard.gpu_seconds) or not self._time_left.begun
-            if shard.span in suspects and has_time and (attempt := self.claim(shard)) is not None:
+            if has_time and (attempt := self.claim(shard)) is not None:
                 return shard, attempt
         return None
 

@@ -4,12 +4,16 @@ When a trial dies, it leaves a note for each of its shards: the items that its e
 not answered. These are the suspects. The next owner of the shard gives its engine nothing else, one
 batch of suspects after the other. An answered batch is cleared. If the engine dies at a batch, that
 is the next, smaller set of suspects: a set from several shards is tried as a whole, a set that was
-alone in eighths. So an item among hundreds is found by about four engines, and the others are
+alone in eighths. So an item among hundreds is found by about six engines, and the others are
 answered.
+
+Servers and nodes also die of what no item does. So a death at many items proves nothing, nor does
+one at a single item: the others come first, and most items that were only there are then answered.
 """
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -37,14 +41,19 @@ PARTS = 8
 """Batches into which suspects are split. An engine's start costs as much as several batches."""
 
 LEAST_DEATHS = 3
-"""Deaths of engines that had an item, the last of them alone, after which the item is given up."""
+"""Engines that died by themselves while they had nothing but one item, after which the item is
+given up. With as many such items, the shard is."""
 
 
 class Batch(Record):
-    """Items that an engine had of one shard. `alone` if it had nothing else."""
+    """Items that an engine had of one shard. `alone` if it had nothing else.
+
+    `killed` if it died of SIGKILL, which somebody else sends, or the system to free memory.
+    """
 
     items: list[int]
     alone: bool
+    killed: bool = False
 
 
 def read_batch(note: str) -> Batch | None:
@@ -60,21 +69,24 @@ def deadly(items: Iterable[int], deaths: Sequence[Batch | None]) -> list[int]:
 
     `deaths` are the batches that engines had when they died; None for an unknown batch.
     """
-    known = [batch for batch in deaths if batch is not None]
-    alone = {batch.items[0] for batch in known if batch.alone and len(batch.items) == 1}
-    return [
-        item
-        for item in items
-        if item in alone and sum(item in batch.items for batch in known) >= LEAST_DEATHS
-    ]
+    alone = _deaths_alone(batch for batch in deaths if batch is not None and not batch.killed)
+    return [item for item in items if alone[item] >= LEAST_DEATHS]
+
+
+def _deaths_alone(deaths: Iterable[Batch | None]) -> Counter[int]:
+    """Return the deaths of engines that had nothing but one item, by item."""
+    known = (batch for batch in deaths if batch is not None)
+    return Counter(b.items[0] for b in known if b.alone and len(b.items) == 1)
 
 
 def next_batch(unanswered: Sequence[int], deaths: Sequence[Batch | None]) -> list[int]:
-    """Return the items to be answered next, and nothing else with them; none if all are deadly.
+    """Return the items to be answered next, and nothing else with them; none to give up the shard.
 
     What is least likely to end an engine comes first, so that most is answered before it dies.
     """
     lost = set(deadly(unanswered, deaths))
+    if len(lost) >= LEAST_DEATHS:
+        return []
     left = [item for item in unanswered if item not in lost]
     every = frozenset(unanswered)
     sets = [(frozenset(batch.items), batch.alone) if batch else (every, False) for batch in deaths]
@@ -96,6 +108,8 @@ def next_batch(unanswered: Sequence[int], deaths: Sequence[Batch | None]) -> lis
             whole.append(group)
         else:
             parts.append(_part(group, len(items)))
+    died_alone = _deaths_alone(deaths)
+    parts.sort(key=lambda part: died_alone[part[0]])
     return next(iter(whole + parts), [])
 
 
@@ -250,11 +264,11 @@ class OpenShards:
         note = Batch(items=list(items), alone=True)
         self._open[span.dataset][span].writer.note_running(note.model_dump_json())
 
-    def give_up(self, span: Span) -> None:
-        """End the attempt at a shard whose only unanswered items end engines."""
+    def give_up(self, span: Span, items: Sequence[int]) -> None:
+        """End the attempt at a shard that is given up, because these items end engines."""
         work = self._open[span.dataset].pop(span)
         self._time_left.drop(work.predicted_seconds)
-        work.writer.give_back("given up", work.items)
+        work.writer.give_back("given up", items)
 
     def give_back(self, cause: Literal["released", "lost"]) -> None:
         """End all open attempts. The next attempts use their lines."""
@@ -275,12 +289,15 @@ class OpenShards:
         else:
             self.give_back("lost")
 
-    def die(self) -> None:
-        """End all open attempts: one of the items that the engine had may have ended it."""
+    def die(self, *, killed: bool = False) -> None:
+        """End all open attempts: one of the items that the engine had may have ended it.
+
+        If it was `killed`, they are tried alone too, since it may have been for its memory.
+        """
         works = [work for works in self._open.values() for work in works.values()]
         guilty = [work for work in works if work.in_flight]
         for work in guilty:
-            note = Batch(items=work.in_flight, alone=len(guilty) == 1)
+            note = Batch(items=work.in_flight, alone=len(guilty) == 1, killed=killed)
             work.writer.note_running(note.model_dump_json())
             work.writer.give_back("died")
         for work in works:

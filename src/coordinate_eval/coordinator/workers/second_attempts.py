@@ -96,7 +96,7 @@ class SecondAttempts:
         suspects = self._ledger.suspects(unpublished)
         held = [
             Held(each, self._left(self._shards[each.span], each.attempt))
-            for each in self._ledger.open_claims(set(unpublished) - suspects)
+            for each in self._ledger.open_claims(set(unpublished) - suspects.keys())
             if each.claim.owner != self._trial and not self._ledger.has_second_attempt(each.span)
         ]
         if not held:

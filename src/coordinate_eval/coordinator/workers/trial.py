@@ -38,7 +38,12 @@ from coordinate_eval.coordinator.workers.next_shards import NextShards, TimeLeft
 from coordinate_eval.coordinator.workers.on_node.engine_cache import compiled_files
 from coordinate_eval.coordinator.workers.on_node.keeper import Arrival
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights, Throttle
-from coordinate_eval.coordinator.workers.open_shards import OpenShards, next_batch, read_batch
+from coordinate_eval.coordinator.workers.open_shards import (
+    OpenShards,
+    deadly,
+    next_batch,
+    read_batch,
+)
 from coordinate_eval.coordinator.workers.ranks import RankLost, Ranks
 from coordinate_eval.coordinator.workers.signals import (
     MARGIN_SECONDS,
@@ -248,7 +253,7 @@ class TrialRunner:
         ):
             self._open.give_back("lost")
         else:
-            self._open.die()
+            self._open.die(killed=failure.killed)
 
     def write_failure(self, error: BaseException) -> None:
         """Record an error, and whether other trials would meet it too."""
@@ -391,8 +396,8 @@ class TrialRunner:
             self.write_progress("running")
             items = set(batch)
             self._store(engine, self._given(span, (r for r in requests if r.item in items)))
-        if self._open.items_left(span):
-            self._open.give_up(span)
+        if left := self._open.items_left(span):
+            self._open.give_up(span, deadly(left, deaths))
 
     def _given(self, span: Span, requests: Iterable[Request]) -> Iterator[Request]:
         """Yield the requests of an open shard as the engine pulls them, until it is dropped."""

@@ -36,10 +36,8 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import Record, Span
 
 MAX_DEATHS = 5
-"""A span on which this many owners died is left alone: it may be what kills them."""
-
-MAX_DEATHS_OF_SHARD = 12
-"""The same for a shard. Its owners die at ever fewer of its items: see `workers/open_shards.py`."""
+"""A span on which this many owners died is left alone: it may be what kills them. A shard is not:
+its owners die at ever fewer of its items, see `workers/open_shards.py`."""
 
 MAX_ATTEMPTS = 10_000
 """Attempts at one span: more than any run makes."""
@@ -172,13 +170,10 @@ class Ledger:
             if not is_open and not self._ends_all(span, attempt)
         ]
 
-    def suspects(self, spans: Iterable[Span]) -> set[Span]:
-        """Return the spans on which an owner died since the run was last resumed."""
-        return {
-            span
-            for span, attempt, _ in self._last_attempts(spans)
-            if attempt and self.deaths(span, attempt)
-        }
+    def suspects(self, spans: Iterable[Span]) -> Counter[Span]:
+        """Return the spans on which owners died since the run was last resumed, and how many."""
+        deaths = {span: self.deaths(span, last) for span, last, _ in self._last_attempts(spans)}
+        return Counter({span: len(died) for span, died in deaths.items() if died})
 
     def open_claims(self, spans: Iterable[Span]) -> list[OpenClaim]:
         """Return the claims on unpublished spans that nobody has revoked."""
@@ -309,8 +304,7 @@ class Ledger:
         """Return whether what is left of a span has ended too many owners."""
         if self.name != "outputs":
             return attempts >= MAX_DEATHS and self.count_deaths(span, attempts) >= MAX_DEATHS
-        causes = [end.cause for _, end in self._ends(span, attempts)]
-        return "given up" in causes or causes.count("died") >= MAX_DEATHS_OF_SHARD
+        return any(end.cause == "given up" for _, end in self._ends(span, attempts))
 
     def _last_attempts(self, spans: Iterable[Span]) -> Iterator[tuple[Span, int, bool]]:
         """Yield each unpublished span, its last attempt (0 for none), and whether that is open."""
