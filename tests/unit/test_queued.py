@@ -89,6 +89,22 @@ def test_it_waits_for_gpus_that_come_back_by_themselves(reviewer: Reviewer) -> N
     assert [kind.gpu_type for kind in kinds] == ["h200", "v100", "h200"]
 
 
+def test_it_waits_for_gpus_that_hold_its_model_of_which_there_may_be_fewer(
+    reviewer: Reviewer,
+) -> None:
+    run = read_run(reviewer.start())
+    fp8 = run.checkpoint.model_copy(update={"quantization": "fp8"})
+    vllm = run.settings.engine.model_copy(update={"name": "vllm"})
+    settings = run.settings.model_copy(update={"engine": vllm})
+    run = run.model_copy(update={"checkpoint": fp8, "settings": settings})
+    many = Busy(name="many", why="in use", gpus=64, gpu_type="v100")
+    offer = offer_of_cluster("slurm", ([], [many, *FULL]), settings, 0)
+    assert queued_nodes(run, offer).nodes[0].gpu_type == "h200"
+    offer = offer_of_cluster("slurm", ([], [many]), settings, 0)
+    with pytest.raises(UserError, match="v100"):
+        queued_nodes(run, offer)
+
+
 def free_gpus(count: int) -> Node:
     return Node(
         name="n1", gpus=8, free_gpus=count, gpu_type="h200", gpu_memory_gib=141, cpus=128,

@@ -175,7 +175,7 @@ class LocalCluster:
         )
         if node.free_gpus:
             return [node], []
-        return [], [Busy(name=NODE, why=f"{count} of {count} GPUs in use")]
+        return [], [node.busy(f"{count} of {count} GPUs in use")]
 
     def whole_nodes(self) -> bool:
         """Return False: jobs share this machine."""

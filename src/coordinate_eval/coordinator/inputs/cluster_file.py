@@ -87,13 +87,14 @@ class ClusterFile(Record):
 
     def free(self) -> tuple[list[Node], list[Busy]]:
         """Return the nodes with free GPUs, and the others with the reason."""
-        nodes = [Node.model_validate(n.model_dump()) for n in self.nodes if n.free_gpus]
+        nodes = [Node.model_validate(node.model_dump()) for node in self.nodes]
+        free = [node for node in nodes if node.free_gpus]
         busy = [
-            Busy(name=n.name, why=f"{n.gpus} of {n.gpus} GPUs in use" if n.gpus else "no GPUs")
-            for n in self.nodes
-            if not n.free_gpus
+            node.busy(f"{node.gpus} of {node.gpus} GPUs in use" if node.gpus else "no GPUs")
+            for node in nodes
+            if not node.free_gpus
         ]
-        return nodes, busy
+        return free, busy
 
 
 def load(path: Path) -> ClusterFile:

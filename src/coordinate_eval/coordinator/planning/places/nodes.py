@@ -95,8 +95,11 @@ def choose_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) ->
 def queued_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) -> ChosenNodes:
     """Return a stand-in for the nodes that a queued run will get, and the GPUs of one trial.
 
-    They have the GPU type that is asked for, and of several the one of which the cluster has most.
-    Nodes that are down or drained count only where there are no others.
+    They have the GPU type that is asked for. Of several that hold the model, it is the one of which
+    the cluster has most; nodes that are down or drained count only where there are no others.
+
+    Raises:
+        UserError: No type holds the model; says why of the one of which there is most.
     """
     settings = demand.settings
     if settings.engine.elsewhere:
@@ -108,15 +111,29 @@ def queued_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) ->
         count = taken.gpus * (not taken.excluded)
         there[taken.gpu_type, taken.gpu_memory_gib] += 0 if taken.away else count
     wanted = [kind for kind in there if gpus.asked_for(kind[0], settings.gpu_type)]
-    kind = max(wanted, key=lambda kind: there[kind], default=(settings.gpu_type, 0.0))
-    check_gpu(demand.checkpoint, settings.engine, kind[0])
-    every = [*_gpus_of(nodes, kind[0]), *_gpus_of(busy, kind[0])]
+    wanted.sort(key=lambda kind: -there[kind])
+    problems: list[UserError] = []
+    for kind in wanted or [(settings.gpu_type, 0.0)]:
+        try:
+            return _queued_on(demand, kind, [*_gpus_of(nodes, kind[0]), *_gpus_of(busy, kind[0])])
+        except UserError as error:
+            problems.append(error)
+    raise problems[0]
+
+
+def _queued_on(demand: Demand, kind: tuple[str, float], every: Sequence[int]) -> ChosenNodes:
+    """Return the stand-in with GPUs of a type and memory, of which nodes have so many each.
+
+    Raises:
+        UserError: The checkpoint does not fit on them.
+    """
+    check_gpu(demand.checkpoint, demand.settings.engine, kind[0])
     try:
         degrees = degrees_of(demand, kind, [QUEUED_TRIALS])
     except TooLarge:
         degrees = degrees_of(demand, kind, every or [QUEUED_TRIALS])
     gpus_each = degrees.tensor * degrees.pipeline
-    trials = max(1, (settings.max_gpus or QUEUED_TRIALS * gpus_each) // gpus_each)
+    trials = max(1, (demand.settings.max_gpus or QUEUED_TRIALS * gpus_each) // gpus_each)
     if degrees.pipeline > 1:
         trials = min(trials, len(every) // degrees.pipeline)
     stand_in = NodeCapacity(
