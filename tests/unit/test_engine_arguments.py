@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.decisions import RUN
+from tests.plans import changed
 from tests.reviewer import Reviewer
 from tests.tiny import tiny_model
 
+from coordinate_eval import _files
+from coordinate_eval.clusters.containers import ContainerSettings
 from coordinate_eval.coordinator.cli.launch import run
 from coordinate_eval.coordinator.cli.launch.dry_run import show_plan
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.workers.on_node.keeper import run_keeper
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines import vllm_arguments
 from coordinate_eval.evaluators.engines.base import check_args
@@ -135,6 +142,23 @@ def test_names_are_not_checked_against_a_source_that_is_not_understood(
 def test_names_are_not_checked_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     check_args("vllm", {"zzz": 1})
+
+
+def test_the_keeper_in_an_image_checks_the_names_by_the_image_s_vllm(
+    installed: Path, tmp_path: Path
+) -> None:
+    args = {"max_num_seq": 8}
+    check_args("vllm", args, here=False)
+    with pytest.raises(UserError, match="trust_remote_code cannot be given"):
+        check_args("vllm", {"trust_remote_code": True}, here=False)
+    engine = EngineSettings(name="vllm", args=args)
+    image = ContainerSettings(runtime="podman", image="vllm:1")
+    run_dir = RunDir(tmp_path)
+    made = changed(RUN, settings=Settings(engine=engine, container=image))
+    _files.write_record(run_dir.run, made)
+    why = "coordinate-eval: container: image vllm:1: .*'max_num_seq': did you mean max_num_seqs"
+    with pytest.raises(SystemExit, match=why):
+        run_keeper(run_dir, "node1", 0, 30)
 
 
 @pytest.mark.parametrize(

@@ -97,10 +97,12 @@ def read_inputs(
     found = Inputs(inspected, suite, settings, reviewed, folder=folder, step=step, strict=strict)
     if reviewed is not None:
         reviewed_plan.check_same(reviewed, inspected, suite, settings, found.max_length)
-    engines.check_args(settings.engine.name, settings.engine.args)
+    here = settings.container.image_of("trial") is None
+    engines.check_args(settings.engine.name, settings.engine.args, here=here)
     if settings.judge.engine_args:
-        engines.check_args(settings.engine.name, settings.judge.engine_args)
-    if settings.engine.name == "vllm":
+        same = settings.container.image_of("judge") is None
+        engines.check_args(settings.engine.name, settings.judge.engine_args, here=same)
+    if settings.engine.name == "vllm" and here:
         vllm_arguments.check_quantization(inspected.quantization)
     return found
 

@@ -87,8 +87,10 @@ class Engine(Protocol):
 class EngineModule(Protocol):
     """The module of an engine. It imports the engine's own packages only inside functions."""
 
-    def check_args(self, args: Mapping[str, Any]) -> None:
+    def check_args(self, args: Mapping[str, Any], *, here: bool = True) -> None:
         """Check the engine arguments of a user. Imports neither torch nor the engine's packages.
+
+        The engine is the one that is installed here, or one of any version in an image.
 
         Raises:
             UserError: the engine would not take an argument; the message names it.
@@ -213,9 +215,9 @@ def by_name(name: str) -> EngineModule:
     raise UserError(f"unknown engine {name!r}: choose vllm, transformers, server or simulated")
 
 
-def check_args(name: str, args: Mapping[str, Any]) -> None:
+def check_args(name: str, args: Mapping[str, Any], *, here: bool = True) -> None:
     """Check engine arguments before anything is submitted. See `EngineModule.check_args`."""
-    by_name(name).check_args(args)
+    by_name(name).check_args(args, here=here)
 
 
 def cache_variables(name: str, folder: Path) -> Mapping[str, str]:

@@ -64,7 +64,7 @@ _MOST_IDS: Final = 20
 """Most tokens that one request scores by their ids: vLLM's servers give no more by default."""
 
 
-def check_args(args: Mapping[str, Any]) -> None:
+def check_args(args: Mapping[str, Any], *, here: bool = True) -> None:
     """Check the names and values of engine arguments.
 
     Raises:

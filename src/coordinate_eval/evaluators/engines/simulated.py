@@ -51,7 +51,7 @@ WORDS = ("the", "answer", "is", "yes", "no", "Paris", "42", "return", "def", "x"
 """Words that it writes: each a token, whose id is its place here."""
 
 
-def check_args(args: Mapping[str, Any]) -> None:
+def check_args(args: Mapping[str, Any], *, here: bool = True) -> None:
     """Check the names and values of engine arguments.
 
     Raises:

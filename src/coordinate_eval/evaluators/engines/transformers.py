@@ -38,7 +38,7 @@ More batches sort better, but pull requests earlier.
 """
 
 
-def check_args(args: Mapping[str, Any]) -> None:
+def check_args(args: Mapping[str, Any], *, here: bool = True) -> None:
     """Check the names and values of engine arguments. Needs no torch.
 
     Raises:

@@ -55,8 +55,8 @@ _MOST_HOPS = 4
 """Number of modules through which the import of a name is followed."""
 
 
-def check_args(args: Mapping[str, Any]) -> None:
-    """Check the names and values of engine arguments, as read from JSON.
+def check_args(args: Mapping[str, Any], *, here: bool = True) -> None:
+    """Check the names and values of engine arguments, as read from JSON. See `EngineModule`.
 
     Raises:
         UserError: an argument is unknown to the installed vLLM, has a value of another type, or
@@ -76,7 +76,7 @@ def check_args(args: Mapping[str, Any]) -> None:
             f"engine argument logprobs_mode={args['logprobs_mode']!r} gives logits, and scores are "
             "made of log-probabilities: leave it out"
         )
-    root = _installed()
+    root = _installed() if here else None
     fields = _fields(root) if args and root else None
     if root is None or fields is None:
         return

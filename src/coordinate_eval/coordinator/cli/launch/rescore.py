@@ -92,7 +92,8 @@ def _with_place(made: Run) -> Run:
             limits = clusters.patiently(cluster.limits)
         return made.model_copy(update={"exclusive": exclusive, "limits": limits})
     if settings.judge.engine_args:
-        engines.check_args(settings.engine.name, settings.judge.engine_args)
+        here = settings.container.image_of("judge") is None
+        engines.check_args(settings.engine.name, settings.judge.engine_args, here=here)
     with cluster:
         offer = ask(cluster, settings)
     made = made.model_copy(update={"exclusive": offer.exclusive, "limits": offer.limits})

@@ -44,7 +44,8 @@ def check_common(settings: Settings, asked: Suite, *, strict: bool) -> None:
         UserError: no checkpoint can be evaluated.
     """
     named = judge_checkpoint.named(settings)
-    engines.check_args(settings.engine.name, settings.engine.args)
+    here = settings.container.image_of("trial") is None
+    engines.check_args(settings.engine.name, settings.engine.args, here=here)
     judge.check(named.judge, asked, os.environ)
     for name in ("cache_dir", "runs_dir"):
         check_writable(settings, name)

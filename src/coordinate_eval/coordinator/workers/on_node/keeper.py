@@ -8,6 +8,7 @@ the weights. A trial waits for them, as an `Arrival`, and copies them itself whe
 
 import contextlib
 import math
+import sys
 import time
 
 from coordinate_eval import _files
@@ -24,6 +25,9 @@ from coordinate_eval.coordinator.workers.signals import (
     Supervision,
     stop_on_signals,
 )
+from coordinate_eval.errors import UserError
+from coordinate_eval.evaluators.engines import base as engines
+from coordinate_eval.evaluators.engines import vllm_arguments
 
 KEEPER_PATIENCE_SECONDS = 120.0
 """Time that a trial waits for a keeper's first bytes before it copies the weights itself."""
@@ -100,6 +104,23 @@ class Arrival:
         return True
 
 
+def _check_image(run: Run) -> None:
+    """Check that the engine of an image takes the run's arguments, before a GPU is asked for.
+
+    Raises:
+        SystemExit: It does not. The message is the one by which an unfit image is told of.
+    """
+    image, engine = run.settings.container.image_of("trial"), run.settings.engine
+    if image is None:
+        return
+    try:
+        engines.check_args(engine.name, engine.args)
+        if engine.name == "vllm":
+            vllm_arguments.check_quantization(run.checkpoint.quantization)
+    except UserError as error:
+        sys.exit(f"coordinate-eval: container: image {image}: {error}")
+
+
 WATCH_SECONDS = 1.0
 """Time between two looks at whether the node is released."""
 
@@ -130,6 +151,7 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
         if throttle():
             write_progress("copying", done_bytes)
 
+    _check_image(run)
     stop_on_signals()
     part = nodes.index(node), run.nodes_per_trial
     weights = StagedWeights(run.settings.stage.folder, run.id, node, part)
