@@ -40,10 +40,7 @@ FORMATS: dict[str, tuple[tuple[str, ...], str]] = {
         ("model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt", "huggingface/config.json"),
         "verl.model_merger",
     ),
-    "Llama": (("params.json", "consolidated.00.pth", "tokenizer.model"), "Meta's own format"),
     "Llama 70B": (("consolidated.00.pth", "consolidated.01.pth"), "convert_llama_weights_to_hf"),
-    "Mistral": (("params.json", "consolidated.safetensors", "tekken.json"), "Mistral's own"),
-    "LitGPT": (("lit_model.pth", "model_config.yaml", "config.json"), "convert_from_litgpt"),
     "nanotron": (("checkpoint_metadata.json", "model/x", "model_config.json"), "nanotron"),
     "adapter": (
         ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"), "merge_and_unload",
@@ -100,7 +97,7 @@ def test_one_shard_of_torch_is_a_whole_file(tmp_path: Path) -> None:
     ("name", "words"),
     [
         ("model_optim_rng.pt", "Megatron-LM"),
-        ("consolidated.00.pth", "Meta's own format"),
+        ("consolidated.01.pth", "Meta's own format"),
         ("adapter_model.bin", "adapter"),
         ("llama.gguf", "GGUF"),
     ],

@@ -21,10 +21,12 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     dcp,
     deepspeed_zero,
     fit,
+    folder_file,
     formats,
     safetensors_file,
     torch_file,
 )
+from coordinate_eval.coordinator.inputs.checkpoints.layers import LAYERS
 from coordinate_eval.coordinator.inputs.checkpoints.model_shape import model_shape
 from coordinate_eval.coordinator.inputs.checkpoints.names import mapping as mappings
 from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import Renamed
@@ -87,7 +89,7 @@ def inspect(
     Links are resolved here, so a `latest` that moves on later does not matter. `config` and
     `tokenizer` (a file, or its folder) are used instead of those of the checkpoint. `mapping` is
     the user's own, from the names of tensors to those of Hugging Face; else a shipped one is taken
-    if the names are those of a trainer.
+    if the names are those of a trainer. What is not given may be in a `coordinate-eval.yaml`.
 
     Raises:
         UserError: A file is missing, torn, malformed, unreadable, or would run code.
@@ -99,12 +101,14 @@ def inspect(
         beside = [place.parent, path.absolute().parent]
         if place.is_dir():
             beside = [place, place.parent] if kind.converted else [place]
-        config_file = _find_config(place, beside, config)
+        told = folder_file.of(place)
+        mapping = mapping or told.mapping
+        config_file = _find_config(place, beside, config or told.config)
         files = {
             *extra,
             config_file,
             *checkpoint_files.present(config_file.parent, _BESIDE_CONFIG),
-            *_find_tokenizer(place, beside, tokenizer),
+            *_find_tokenizer(place, beside, tokenizer or told.tokenizer),
         }
         sides = sorted(files, key=lambda file: file.name)
         _check_sides(sides)
@@ -116,6 +120,12 @@ def inspect(
         names = mappings.choose(opened.tensors, text.kind, mapping)
         if names is not None:
             opened = Renamed(opened, names, text)
+        elif kind is CheckpointFormat.SAFETENSORS and weights[0].name.startswith("consolidated"):
+            raise UserError(
+                f"checkpoint {place} has Mistral's own files, and no mapping fits names such as "
+                f"{_format.brief(next(iter(opened.tensors), ''))} for a model of type {text.kind}. "
+                "Give the model's files in Hugging Face's format, or --mapping FILE"
+            )
         tensors, counts = opened.tensors, _parameters_by_type(opened)
         if not counts:
             raise UserError(f"{place} has no parameters: its weight files hold no tensors")
@@ -296,8 +306,19 @@ def _find_config(place: Path, beside: list[Path], given: Path | None) -> Path:
         raise UserError(f"config {given} must be named config.json: engines look for that")
     for folder in folders:
         for file in checkpoint_files.present(folder, ["config.json"]):
-            return file
-    raise UserError(f"{where} has no config.json. Put the model's there, or give --config FILE")
+            if len(folders) == 1 or _is_of_model(file):
+                return file
+    raise UserError(
+        f"{where} has no config.json of a model in Hugging Face's format. Put it there, give "
+        f"--config FILE, or name it in a {folder_file.NAME} in the folder of the checkpoints: "
+        "config: FILE"
+    )
+
+
+def _is_of_model(file: Path) -> bool:
+    """Return whether a config describes a model in Hugging Face's format, not a training."""
+    whole = checkpoint_files.read_json(file, _MOST_CONFIG_BYTES)
+    return any(key in whole for key in ("model_type", "architectures", "text_config", *LAYERS))
 
 
 def _find_tokenizer(place: Path, beside: list[Path], given: Path | None) -> list[Path]:
@@ -306,8 +327,9 @@ def _find_tokenizer(place: Path, beside: list[Path], given: Path | None) -> list
         if checkpoint_files.present(folder, checkpoint_files.TOKENIZERS):
             return checkpoint_files.present(folder, checkpoint_files.TOKENIZER_FILES)
     raise UserError(
-        f"{where} has no tokenizer (tokenizer.json, tokenizer.model, or vocabulary files). "
-        "Put the model's there, or give --tokenizer FOLDER"
+        f"{where} has no tokenizer (tokenizer.json, tokenizer.model, or vocabulary files). Put "
+        f"the model's there, give --tokenizer FOLDER, or name it in a {folder_file.NAME} in the "
+        "folder of the checkpoints: tokenizer: FOLDER"
     )
 
 

@@ -17,7 +17,7 @@ from coordinate_eval.errors import UserError
 
 OURS: Final = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
-    "pytorch_model.bin.index.json", ".metadata",
+    "pytorch_model.bin.index.json", ".metadata", "consolidated.safetensors", "lit_model.pth",
 )  # fmt: skip
 """Files that make a folder a checkpoint that can be evaluated: one of them is enough."""
 
@@ -102,23 +102,10 @@ _FORMATS = (
         (r"model_world_size_\d+_rank_\d+\.pt",),
     ),
     Format(
-        "a Llama checkpoint in Meta's own format",
+        "a Llama checkpoint in Meta's own format, cut into parts of ranks",
         "Convert it, and give OUT: python -m transformers.models.llama.convert_llama_weights_to_hf "
         "--input_dir {path} --output_dir OUT",
-        (r"consolidated\.\d+\.pth",),
-    ),
-    Format(
-        "a checkpoint in Mistral's own format (params.json, consolidated.safetensors)",
-        "Give one in Hugging Face's format (model.safetensors, config.json), as most such "
-        "repositories have it, too; or convert it with transformers' "
-        "convert_mistral_weights_to_hf.py",
-        (r"consolidated(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?",),
-    ),
-    Format(
-        "a LitGPT checkpoint",
-        "Convert it, and give OUT/model.pth with --config and --tokenizer: "
-        "litgpt convert_from_litgpt {path} OUT",
-        (r"lit_model\.pth.*",),
+        (r"consolidated\.0*[1-9]\d*\.pth", r"consolidated\.\d+\.pth"),
     ),
     Format(
         "a nanotron checkpoint",

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
@@ -19,6 +20,10 @@ MOST_HEADER_BYTES = 32 << 20
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 """The names of the index of several files, and of a single file."""
+
+_CONSOLIDATED = re.compile(r"consolidated(?:-\d+-of-\d+)?\.safetensors")
+_CONSOLIDATED_INDEX = "consolidated.safetensors.index.json"
+"""The names in Mistral's own format, whose tensors have names of their own."""
 
 _MOST_TENSORS = 2_000_000
 
@@ -57,7 +62,12 @@ def find(
         return None
     if INDEX in names:
         return files_named(place / INDEX), [place / INDEX]
-    return ([place / SINGLE], []) if SINGLE in names else None
+    if SINGLE in names:
+        return [place / SINGLE], []
+    if _CONSOLIDATED_INDEX in names:
+        return files_named(place / _CONSOLIDATED_INDEX), []
+    own = [place / name for name in names if _CONSOLIDATED.fullmatch(name)]
+    return (own, []) if own else None
 
 
 def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
