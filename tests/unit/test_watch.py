@@ -303,6 +303,16 @@ def test_a_marker_counts_for_the_run_that_has_it(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_what_a_format_writes_last_is_a_marker(tmp_path: Path) -> None:
+    for step in ("step-1", "step-2/pytorch_model_fsdp_0", "step-3"):
+        (tmp_path / step).mkdir(parents=True)
+        (tmp_path / step / "__0_0.distcp").touch()
+    (tmp_path / "step-1/.metadata").touch()
+    told = {each.path.name: each.lacks for each in look(tmp_path, Pattern("step-{step}"))}
+    inside = "pytorch_model_fsdp_0/.metadata"
+    assert told == {"step-1": None, "step-2": inside, "step-3": ".metadata"}
+
+
 def test_a_marker_is_a_name(site: Site) -> None:
     for marker in ("", "..", "../STABLE"):
         command = ["watch", str(site.folder), "--once", "--marker", marker]

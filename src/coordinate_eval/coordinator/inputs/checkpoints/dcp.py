@@ -9,6 +9,7 @@ Where ranks have written safetensors (`HuggingFaceStorageWriter`), their headers
 a tensor each of them has.
 """
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -113,6 +114,21 @@ def find(
 def _files(folder: Path, names: Sequence[str]) -> list[Path]:
     parts = [folder / name for name in names if name.endswith((".distcp", ".safetensors"))]
     return [folder / METADATA, *parts]
+
+
+def lacking(place: Path) -> str | None:
+    """Return the name of a metadata file that a save at a place lacks; None if it lacks none."""
+    for folder in (place, *(f for f in _inside(place) if FOLDERS.fullmatch(f.name))):
+        names = {entry.name for entry in _inside(folder)}
+        if METADATA not in names and any(name.endswith(".distcp") for name in names):
+            return str((folder / METADATA).relative_to(place))
+    return None
+
+
+def _inside(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):  # it is a file, closed, or gone
+        return sorted(folder.iterdir())
+    return []
 
 
 def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:

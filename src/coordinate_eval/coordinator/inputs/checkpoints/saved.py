@@ -16,7 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, dcp
 from coordinate_eval.errors import UserError
 
 NUMBER: Final = r"[0-9]+(?:\.[0-9]+)?[kKmM]?"
@@ -136,7 +136,7 @@ class Saved:
     state: str
     """Names, sizes and times of what is in it, as text."""
     lacks: str | None = None
-    """The marker that finished checkpoints of this folder have, and this one lacks."""
+    """The marker that finished checkpoints of this folder or format have, and this one lacks."""
     marked: bool = False
     """It has the marker that the trainer writes last."""
 
@@ -240,7 +240,7 @@ def _marked(folder: Path, found: list[Saved], marker: str | None) -> list[Saved]
     for saved in found:
         used = [m for m in markers if marker or (_trainer(folder, saved.path), m) in use]
         has = any(saved.path in having[name] for name in used)
-        lacks = used[0] if used and not has else None
+        lacks = used[0] if used and not has else dcp.lacking(saved.path)
         marked.append(dataclasses.replace(saved, marked=has, lacks=lacks))
     return marked
 
