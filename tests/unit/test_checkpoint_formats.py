@@ -107,8 +107,8 @@ def test_files_of_such_formats_are_named_as_well(tmp_path: Path, name: str, word
 
 
 def test_commands_name_folders_as_a_shell_reads_them() -> None:
-    words, _ = recognized(Path("/no/a step"), ["lit_model.pth"])
-    assert "litgpt convert_from_litgpt '/no/a step' OUT" in words
+    words, _ = recognized(Path("/no/a step"), ["model_world_size_2_rank_0.pt"])
+    assert "--local_dir '/no/a step' --target_dir OUT" in words
 
 
 def test_checkpoints_below_are_pointed_at(tmp_path: Path) -> None:
