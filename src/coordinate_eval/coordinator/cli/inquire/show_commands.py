@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coordinate_eval.coordinator.cli.options import common
+from coordinate_eval.coordinator.cli.options import common, launching
 from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, option
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.errors import UserError
@@ -49,6 +49,18 @@ InFolder = Annotated[
 ]
 OfSuite = Annotated[
     str | None, typer.Option("--suite", metavar="NAME", help="Show only runs of this suite.")
+]
+ShownCheckpoint = Annotated[
+    Path, typer.Argument(metavar="CKPT", help="A folder, or a file, whatever it is.")
+]
+Check = Annotated[
+    bool,
+    option(
+        "",
+        "",
+        "Compare all tensors with the architecture, and look for NaN. All weights are read.",
+        "--check",
+    ),
 ]
 Reference = Annotated[
     str,
@@ -160,7 +172,7 @@ TensorParallel = Annotated[int, option("", "N", "GPUs of one trial.", min=1, max
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (status, diagnose, runs, scores, compare, samples, suites, config):
+    for command in (status, diagnose, runs, scores, compare, samples, suites, checkpoint, config):
         app.command()(command)
 
 
@@ -321,6 +333,26 @@ def suites(
     wanted = load_suite(suite)
     name, described = model_of(model, checkpoint)
     show_suite(wanted, name, described, gpu, tp, as_json=as_json)
+
+
+def checkpoint(
+    ckpt: ShownCheckpoint,
+    model_config: launching.ModelConfig = None,
+    tokenizer: launching.Tokenizer = None,
+    mapping: launching.Mapping = None,
+    check: Check = False,
+    check_against: launching.CheckAgainst = None,
+    as_json: common.Json = False,
+) -> None:
+    """Show what a folder or file is: format, tensors, whose names they have, what is missing.
+
+    Without --check no weight is read, and nothing is needed but its headers. Exit status: 0 it can
+    be scored; 2 it cannot, and the last line says why.
+    """
+    from coordinate_eval.coordinator.cli.inquire.checkpoint import Asked, show_checkpoint
+
+    asked = Asked(ckpt, model_config, tokenizer, mapping, check, check_against)
+    raise typer.Exit(show_checkpoint(asked, as_json=as_json))
 
 
 def config(as_json: common.Json = False, settings_file: common.SettingsFile = None) -> None:

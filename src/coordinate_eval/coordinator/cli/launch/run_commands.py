@@ -25,6 +25,7 @@ def run(
     model_config: launching.ModelConfig = None,
     tokenizer: launching.Tokenizer = None,
     mapping: launching.Mapping = None,
+    check_against: launching.CheckAgainst = None,
     run_dir: launching.RunDirectory = None,
     dry_run: launching.DryRun = False,
     html: launching.Html = None,
@@ -73,6 +74,10 @@ def run(
         reviewed=reviewed,
         strict=strict or dry_run,  # a dry run builds all of it
     )
+    if check_against is not None:
+        from coordinate_eval.coordinator.workers.on_node import against
+
+        against.check(inputs.checkpoint, check_against)
     if not (dry_run or wait or plan) and (why := spooled.why_requested(settings)):
         stand_ins = {"config": model_config, "tokenizer": tokenizer, "mapping": mapping}
         raise typer.Exit(

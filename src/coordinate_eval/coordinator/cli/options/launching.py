@@ -72,6 +72,15 @@ Mapping = Annotated[
         shown="the one of the shipped mappings that fits",
     ),
 ]
+CheckAgainst = Annotated[
+    Path | None,
+    option(
+        WHAT,
+        "FILE",
+        "Compare log-likelihoods with those that coordinate_eval.reference wrote in training, on "
+        "this machine's CPU, and refuse a checkpoint that differs.",
+    ),
+]
 EngineArgs = Annotated[
     dict[str, Any] | None,
     option(

@@ -5,13 +5,14 @@ or a state dict of torch.save with config and tokenizer beside it. Files that ar
 still being written are reported before anything is submitted.
 """
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from coordinate_eval import _format
 from coordinate_eval._format import brief
@@ -172,6 +173,43 @@ def inspect(
             f"checkpoint {path}: cannot read {where} ({error.strerror or error}). "
             "Check its permissions, and that the run still writes there"
         ) from error
+
+
+class Found(NamedTuple):
+    """What a folder or file is, as far as that can be told."""
+
+    place: Path
+    format: CheckpointFormat
+    weights: Sequence[Path]
+    source: Source
+    """Its tensors by the names that they are stored under."""
+
+
+def find(path: Path) -> Found:
+    """Find the weights at `path`, whatever else is missing there.
+
+    Raises:
+        UserError: There are none, or a file is torn.
+    """
+    place = _resolve(path)
+    weights, kind, extra = _find_weights(place)
+    _check_weights(weights)
+    return Found(place, kind, weights, _READERS[kind].open_source(weights, extra))
+
+
+def find_beside(
+    path: Path, *, config: Path | None = None, tokenizer: Path | None = None
+) -> tuple[Path | None, list[Path]]:
+    """Return the config of a checkpoint and the files of its tokenizer, where they are found."""
+    place = _resolve(path)
+    beside = [place] if place.is_dir() else [place.parent, path.absolute().parent]
+    files: list[Path] = []
+    config_file = None
+    with contextlib.suppress(UserError):
+        config_file = _find_config(place, beside, config)
+    with contextlib.suppress(UserError):
+        files = _find_tokenizer(place, beside, tokenizer)
+    return config_file, files
 
 
 def source(checkpoint: Checkpoint) -> Source:

@@ -66,14 +66,16 @@ class Renamed:
         """
         self._source = source
         recipes = _Recipes(source.tensors, mapping, Numbers(config, mapping.trainer)).made()
-        if config.given.get("tie_word_embeddings") is True:
-            recipes = {name: each for name, each in recipes.items() if name not in _OUTPUTS}
+        tied = config.given.get("tie_word_embeddings") is True
+        self.tied = tuple(name for name in _OUTPUTS if tied and name in recipes)
+        """Output layers that are there, and left out since they should be the embedding."""
         self._recipes = recipes
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the type and the shape of each tensor by its name."""
-        return {name: each.tensor for name, each in self._recipes.items()}
+        recipes = self._recipes.items()
+        return {name: each.tensor for name, each in recipes if name not in self.tied}
 
     def read(self, name: str) -> "torch.Tensor":
         """Return a tensor, made of those of the trainer."""

@@ -1,0 +1,221 @@
+"""`coordinate-eval checkpoint`: what a folder or file is, and whether it can be scored."""
+
+import contextlib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from coordinate_eval._format import brief, plural, size
+from coordinate_eval._text_config import text_config
+from coordinate_eval.coordinator.cli.output import say, table_console, write_json
+from coordinate_eval.coordinator.inputs.checkpoints import (
+    checkpoint as checkpoints,
+)
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, guard
+from coordinate_eval.coordinator.inputs.checkpoints.names import mapping as mappings
+from coordinate_eval.coordinator.inputs.checkpoints.names import patterns
+from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
+from coordinate_eval.coordinator.inputs.checkpoints.sources import Tensor
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import Checkpoint
+
+SCHEMA = "coordinate-eval/checkpoint@1"
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|(?<=weight)\d+$|(?<=bias)\d+$")
+_MOST_CONFIG_BYTES = 4 << 20
+_SHOWN = 5
+
+
+@dataclass
+class Asked:
+    """What is asked about a checkpoint."""
+
+    path: Path
+    config: Path | None = None
+    tokenizer: Path | None = None
+    mapping: Path | None = None
+    check: bool = False
+    check_against: Path | None = None
+
+
+@dataclass
+class _Report:
+    """What is known of a checkpoint."""
+
+    path: str
+    format: str | None = None
+    step: int | None = None
+    files: int = 0
+    bytes: int = 0
+    parameters: dict[str, int] = field(default_factory=dict)
+    """By type."""
+    tensors: list[dict[str, Any]] = field(default_factory=list)
+    config: str | None = None
+    model_type: str | None = None
+    tokenizer: list[str] = field(default_factory=list)
+    mapping: str | None = None
+    """The trainer whose names the tensors have."""
+    left_over: dict[str, Any] = field(default_factory=lambda: {"checkpoint": [], "model": []})
+    """Names that the mapping has no rule for; and, checked, what the model has besides."""
+    checked: dict[str, Any] | None = None
+    usable: bool = False
+    why: str = ""
+    """Why it cannot be scored."""
+
+
+def show_checkpoint(asked: Asked, *, as_json: bool) -> int:
+    """Print what a checkpoint is. Return the exit status: 2 if it cannot be scored as it is."""
+    report = examine(asked)
+    if as_json:
+        write_json({"schema": SCHEMA, **report.__dict__})
+    else:
+        _print(report)
+    return 0 if report.usable else 2
+
+
+def examine(asked: Asked) -> _Report:
+    """Return what can be told of a checkpoint, whether it is one or not."""
+    report = _Report(str(asked.path), step=step_of(str(asked.path.absolute())))
+    stand_ins = {"config": asked.config, "tokenizer": asked.tokenizer}
+    found: Checkpoint | None = None
+    try:
+        found = checkpoints.inspect(asked.path, **stand_ins, mapping=asked.mapping)
+    except UserError as error:
+        report.why = str(error)
+    with contextlib.suppress(UserError, OSError):
+        beside, files = checkpoints.find_beside(asked.path, **stand_ins)
+        report.config = str(beside) if beside else None
+        report.tokenizer = [file.name for file in files]
+        if beside:
+            whole = checkpoint_files.read_json(beside, _MOST_CONFIG_BYTES)
+            report.model_type = text_config(whole, beside).kind or None
+    stored: Mapping[str, Tensor] = {}
+    with contextlib.suppress(UserError, OSError):
+        if found is not None:
+            stored = checkpoints.source(found.model_copy(update={"mapping": None})).tensors
+            weights, report.format = list(map(Path, found.weights)), found.format.value
+        else:
+            raw = checkpoints.find(asked.path)
+            stored, weights, report.format = raw.source.tensors, list(raw.weights), raw.format.value
+        report.files, report.bytes = len(weights), sum(file.stat().st_size for file in weights)
+    report.tensors = _groups(stored)
+    for dtype, shape in stored.values():
+        report.parameters[dtype] = report.parameters.get(dtype, 0) + math.prod(shape)
+    _add_mapping(report, found, stored, asked)
+    if found is not None and (asked.check or asked.check_against):
+        _check(report, found, asked)
+    report.usable = not report.why
+    return report
+
+
+def _groups(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """Return tensors by names that differ in numbers alone, and by type and shape."""
+    groups: dict[tuple[str, Tensor], int] = {}
+    for name, tensor in tensors.items():
+        key = (_NUMBER.sub("<n>", name), tensor)
+        groups[key] = groups.get(key, 0) + 1
+    return [
+        {"name": name, "count": count, "dtype": tensor.dtype, "shape": list(tensor.shape)}
+        for (name, tensor), count in groups.items()
+    ]
+
+
+def _add_mapping(
+    report: _Report, found: Checkpoint | None, stored: Mapping[str, Tensor], asked: Asked
+) -> None:
+    if found is not None:
+        report.mapping = found.mapping.trainer if found.mapping else None
+        return
+    with contextlib.suppress(UserError):
+        if asked.mapping:
+            own = mappings.read(asked.mapping)
+            report.mapping = own.trainer
+            rules = own.of(report.model_type or "").rules
+            report.left_over["checkpoint"] = list(patterns.match(stored, rules).left_over)
+        elif fits := mappings.fits(stored, report.model_type):
+            report.mapping = fits[0].mapping.trainer
+            report.left_over["checkpoint"] = list(fits[0].left_over)
+
+
+def _check(report: _Report, found: Checkpoint, asked: Asked) -> None:
+    """Compare a checkpoint with its architecture, and look at all of its numbers."""
+    from coordinate_eval.coordinator.workers.on_node import against
+
+    opened = checkpoints.source(found)
+    differences, why = guard.judge(found, opened)
+    report.checked = {"architecture": differences is not None, "compared": None}
+    if differences is not None:
+        report.left_over = {
+            "checkpoint": list(differences.unknown),
+            "model": list(differences.missing),
+        }
+    try:
+        if why:
+            raise UserError(why)
+        guard.check_tied(found.path, opened)
+        guard.check_finite(found.path, opened)
+        if asked.check_against:
+            compared = against.check(found, asked.check_against)
+            report.checked["compared"] = compared._asdict()
+    except UserError as error:
+        report.why = str(error)
+
+
+def _print(report: _Report) -> None:
+    console = table_console()
+    rows = [
+        ("format", report.format or "none that can be read"),
+        ("step", "" if report.step is None else f"{report.step:,}"),
+        ("files", f"{report.files:,} of weights, {size(report.bytes)}" if report.files else ""),
+        ("parameters", ", ".join(f"{n:,} {dtype}" for dtype, n in report.parameters.items())),
+        ("config", f"{report.config or 'none'}{_in(report.model_type)}"),
+        ("tokenizer", ", ".join(report.tokenizer) or "none"),
+        ("names", f"of {report.mapping}" if report.mapping else "of Hugging Face, or unknown"),
+    ]
+    for name, value in rows:
+        if value:
+            console.print(f"[bold]{name}[/bold]  {escape(value)}", highlight=False)
+    if report.tensors:
+        table = Table("tensors", "type", "shape")
+        table.add_column("number", justify="right")
+        for group in report.tensors:
+            shape = " × ".join(f"{n:,}" for n in group["shape"])
+            table.add_row(
+                escape(brief(group["name"])), group["dtype"], shape, f"{group['count']:,}"
+            )
+        console.print(table)
+    for what, names in (
+        ("that the model has not, or the mapping no rule for", report.left_over["checkpoint"]),
+        ("of the model missing", report.left_over["model"]),
+    ):
+        if names:
+            console.print(f"{plural(len(names), 'tensor')} {what}: {escape(_listed(names))}")
+    if report.checked and not report.why:
+        known = report.checked["architecture"]
+        say(
+            "each tensor of the architecture is there once, with its shape, and all are finite"
+            if known
+            else "all numbers are finite; transformers knows no architecture for this config"
+        )
+        if compared := report.checked["compared"]:
+            say(
+                f"log-likelihoods of {compared['tokens']:,} tokens are those of the trainer: the "
+                f"largest difference is {compared['largest']:.2g}, and the mean "
+                f"{compared['mean']:.2g}"
+            )
+    say(report.why or f"{report.path} can be scored")
+
+
+def _in(kind: str | None) -> str:
+    return f", {kind}" if kind else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(map(brief, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
