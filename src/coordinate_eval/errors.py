@@ -5,7 +5,8 @@ CoordinateError
 │   ├── DataMissing      data that would have to be downloaded, and cannot be from here
 │   ├── ForeignError     a file or folder that another user owns or can write
 │   ├── PlaceGone        what jobs are to run in is not there for this user, and never will be
-│   └── RunExists        another process has made the run meanwhile
+│   ├── RunExists        another process has made the run meanwhile
+│   └── WeightsRefused   weights that no node can use, whoever converts them
 ├── ClusterError         the scheduler answered with an error
 │   ├── ClusterSilent    the scheduler did not answer; try again later
 │   └── SubmitRefused    the scheduler refused a job, and would refuse it again
@@ -40,6 +41,10 @@ class UserError(CoordinateError):
 
 class PlaceGone(UserError):
     """The place to run jobs in is not there for this user. Waiting does not help."""
+
+
+class WeightsRefused(UserError):
+    """Weights that no node can use: some are no numbers, or they are not the model's."""
 
 
 class ForeignError(UserError):

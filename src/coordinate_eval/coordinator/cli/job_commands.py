@@ -236,9 +236,25 @@ def gather(folder: Path, world: str, node: str) -> None:
     nodes_part.gather(folder, world, node)
 
 
+def guard(run_dir: Path) -> None:
+    """Say on stdout, as a line of JSON, why the tensors of a run's checkpoint are refused."""
+    import json
+
+    from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+    from coordinate_eval.coordinator.inputs.checkpoints import guard as guards
+    from coordinate_eval.coordinator.run import lease
+    from coordinate_eval.coordinator.run.records import read_run
+
+    end_with_parent_if_asked()
+    checkpoint = lease.leased(read_run(enter(run_dir)))
+    found = guards.judge(checkpoint, checkpoints.source(checkpoint))
+    sys.stdout.write(f"{json.dumps(found.why)}\n")
+
+
 COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "_supervise": supervise,
     "_submit": submit,
+    "_guard": guard,
     "_keep": keep,
     "_sweep": sweep,
     "_trial": trial,

@@ -351,6 +351,7 @@ class StageProgress(Record):
     ready: float | None = Field(default=None, description="the weights were there")
     updated: float
     message: str = Field(default="", description="the error, where it failed")
+    refused: bool = Field(default=False, description="it would fail so on every node")
     log: str = Field(default="", description="absolute path of the job's log, if it has one")
 
 

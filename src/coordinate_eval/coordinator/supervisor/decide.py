@@ -79,6 +79,9 @@ def _due(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     unclear = _unjudged(facts)
     if not run.planned:
         return actions + (unclear or before_plan(run, facts))
+    refused = [stage.message for stage in facts.stages.values() if stage.refused]
+    if refused and facts.unpublished:
+        return [*actions, Finish(refused[0])]
     nodes = [(round_, node) for round_ in facts.rounds for node in round_.nodes]
     actions += [*hanging_trials(run, held), *needless_tasks(run, held), *unclear]
     for round_, node in nodes:

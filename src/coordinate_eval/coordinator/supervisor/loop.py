@@ -30,6 +30,7 @@ from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decide_jobs import holds_up_trials
 from coordinate_eval.coordinator.supervisor.ending import sweep
 from coordinate_eval.coordinator.supervisor.gather import gather_facts, refresh_listings
+from coordinate_eval.coordinator.supervisor.guarded import Guard
 from coordinate_eval.coordinator.supervisor.handover import Handover
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.coordinator.supervisor.placing.search import Search
@@ -129,6 +130,7 @@ class Supervisor:
         self._poll_seconds = self._run.settings.supervisor.poll_seconds
         if cluster.local:
             self._poll_seconds = min(self._poll_seconds, LOCAL_POLL_SECONDS)
+        self._guard = Guard(run_dir, self._run, self._tell)
         self._polls = Polls(cluster, jobs.prefix(self._run), clock)
         self._faults = self._silences = 0
         self._job_limit = False
@@ -186,6 +188,7 @@ class Supervisor:
         if self._run.planned:
             self._refuse()
         else:
+            self._guard.start()
             self._link_found()
 
     def _ask_the_judge_again(self) -> None:
@@ -349,6 +352,10 @@ class Supervisor:
 
     def _plan(self) -> Finish | bool:
         """Plan the run if there are nodes for it now. Return how it ends, or if it has a plan."""
+        if not self._guard.is_over():
+            return False
+        if self._guard.why:
+            return Finish(self._guard.why)
         planned = self._search.plan(self._run)
         if planned is None or isinstance(planned, Finish):
             return planned or False

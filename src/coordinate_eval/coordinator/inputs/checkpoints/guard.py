@@ -16,7 +16,7 @@ from coordinate_eval._text_config import text_config
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
 from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import Renamed
 from coordinate_eval.coordinator.inputs.checkpoints.sources import Source, Tensor
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import WeightsRefused
 from coordinate_eval.records import Checkpoint
 
 _MOST_CONFIG_BYTES = 4 << 20
@@ -206,10 +206,10 @@ def check_finite(path: str, source: Source) -> None:
     """Check that all numbers are finite.
 
     Raises:
-        UserError: Some are not; names the tensors.
+        WeightsRefused: Some are not; names the tensors.
     """
     if found := not_finite(source):
-        raise UserError(
+        raise WeightsRefused(
             f"checkpoint {path} has numbers that are not finite in "
             f"{plural(len(found), 'tensor')}: {'; '.join(n.words() for n in found[:_SHOWN])}. "
             "Training diverged, or the save was damaged: use an earlier checkpoint"
@@ -220,12 +220,12 @@ def check_tied(path: str, source: Source) -> None:
     """Check that an output layer that a mapping leaves out is the embedding.
 
     Raises:
-        UserError: It is another one.
+        WeightsRefused: It is another one.
     """
     for name in source.tied if isinstance(source, Renamed) else ():
         embedding = next(each for each in source.tensors if each.endswith(_EMBEDDINGS))
         if not source.read(name).equal(source.read(embedding)):
-            raise UserError(
+            raise WeightsRefused(
                 f"checkpoint {path}: tie_word_embeddings is true, and {name} differs from "
                 f"{embedding}. Set it to false in the config.json that you give with --config"
             )

@@ -25,7 +25,7 @@ from coordinate_eval.coordinator.workers.signals import (
     Supervision,
     stop_on_signals,
 )
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import UserError, WeightsRefused
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.evaluators.engines import vllm_arguments
 
@@ -83,10 +83,16 @@ class Arrival:
             time.sleep(0.1)
 
     def _has_no_keeper(self) -> bool:
-        """Return whether the node never gets a keeper, or its keeper has failed."""
+        """Return whether the node never gets a keeper, or its keeper has failed.
+
+        Raises:
+            WeightsRefused: It has failed because of the weights.
+        """
         if self._anywhere:
             return True
         keeper = _files.read_record_if_there(self._keeper, StageProgress)
+        if keeper is not None and keeper.refused:
+            raise WeightsRefused(keeper.message)
         return keeper is not None and keeper.state == "failed"
 
     def _keeper_is_elsewhere(self, weights: StagedWeights) -> bool:
@@ -141,8 +147,11 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
     ready: float | None = None
     throttle = Throttle(1.0)
 
-    def write_progress(state: str, done_bytes: int, message: str = "") -> None:
+    def write_progress(
+        state: str, done_bytes: int, message: str = "", *, refused: bool = False
+    ) -> None:
         values = {"state": state, "done_bytes": done_bytes, "total_bytes": total}
+        values |= {"refused": refused}
         values |= {"started": started, "ready": ready, "updated": time.time()}
         values |= {"message": message, "log": own_log()}
         _files.write_record(path, StageProgress.model_validate(values))
@@ -175,7 +184,8 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
                         break
                     time.sleep(WATCH_SECONDS)
     except Exception as error:
-        write_progress("failed", 0, str(error) or type(error).__name__)
+        refused = isinstance(error, WeightsRefused)
+        write_progress("failed", 0, str(error) or type(error).__name__, refused=refused)
         raise
     write_progress("removed", 0)
     return 0

@@ -23,7 +23,12 @@ from pydantic import ConfigDict, Field
 from coordinate_eval import _files
 from coordinate_eval._format import size
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoints import clean_files, pipeline
+from coordinate_eval.coordinator.inputs.checkpoints import (
+    clean_files,
+    guard,
+    pipeline,
+    safetensors_file,
+)
 from coordinate_eval.coordinator.workers.on_node import convert, node_memory
 from coordinate_eval.coordinator.workers.on_node.copying import copy_files
 from coordinate_eval.coordinator.workers.signals import ignore_signals
@@ -195,7 +200,11 @@ def _copy_all(
             )
         opened = checkpoints.source(source)
         needed = None if part[1] == 1 else pipeline.needed_of(source, opened.tensors, *part)
+        guard.check_tied(source.path, opened)
         convert.write(opened, folder, report, needed)
+        # What has just been written is in memory: this takes a fraction of the copy.
+        written = sorted(folder.glob("*.safetensors"))
+        guard.check_finite(source.path, safetensors_file.open_source(written, []))
         (folder / _BEGUN).unlink()
     else:
         linked = _copy_or_link(source, part, folder, report, most_bytes)

@@ -1,0 +1,63 @@
+"""Whole runs of checkpoints by a trainer's names: scored as Hugging Face's, or refused in time."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests import trainers
+from tests.runs import Workspace, results
+from tests.tiny import tiny_model
+
+
+def saved(user: Workspace, name: str, change: Any = None) -> Path:
+    """The tiny model as Megatron-core has it, in a folder with config and tokenizer."""
+    folder = user.folder / name / "iter_0000100"
+    shutil.copytree(tiny_model(), folder)
+    state = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    made = trainers.megatron(state, config)
+    if change is not None:
+        change(made)
+    torch.save(made, folder / "model.pt")
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def test_scores_are_those_of_the_same_weights_by_other_names(user: Workspace) -> None:
+    suite = user.suite("tiny_choice")
+    found = {}
+    for name, checkpoint in (("theirs", saved(user, "theirs")), ("plain", tiny_model())):
+        run = user.folder / f"{name} run"
+        user.call("run", checkpoint, "--suite", suite, "--run-dir", run, "--engine", "transformers")
+        found[name] = results(run)["results"]
+    assert found["theirs"] == found["plain"]
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("lost", "2 tensors of the model are missing: model.layers.0.self_attn.o_proj.weight"),
+        ("nan", "not finite in 1 tensor: model.norm.weight: 1 NaN"),
+    ],
+)
+def test_weights_that_are_not_the_models_end_the_run_before_an_engine_starts(
+    user: Workspace, what: str, words: str
+) -> None:
+    def change(state: dict[str, Any]) -> None:
+        if what == "nan":
+            state["decoder.final_layernorm.weight"][3] = float("nan")
+            return
+        for name in [name for name in state if "linear_proj.weight" in name]:
+            del state[name]
+
+    run = user.folder / f"{what} run"
+    done = user.call(
+        "run", saved(user, what, change), "--suite", user.suite("tiny_choice"), "--run-dir", run,
+        status=1,
+    )  # fmt: skip
+    assert words in done.stderr
+    assert not list((run / "outputs").glob("*/*.jsonl"))
