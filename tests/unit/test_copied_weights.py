@@ -59,7 +59,7 @@ def test_a_checkpoint_that_changes_meanwhile_is_refused(root: Path, source: Chec
 def test_a_checkpoint_that_vanishes_is_said(root: Path, source: Checkpoint) -> None:
     shutil.rmtree(source.path)
     place = StagedWeights(str(root), "run", "node")
-    with place.hold(), pytest.raises(UserError, match="No such file"):
+    with place.hold(), pytest.raises(UserError, match="was deleted before it was copied"):
         place.copy(source, lambda _: None)
     assert list(root.iterdir()) == []
 
