@@ -36,9 +36,10 @@ def deal(
 ) -> list[list[Piece]]:
     """Return one queue per trial, with every item of the pieces in exactly one of them.
 
-    A queue is in the order of what follows the end of each shard, the longest first (Jackson's
-    rule). Where as much follows, the long and uncertain come first: if they take longer than
-    predicted, the rest is certain, and other trials take it over.
+    A queue begins with the shards that are more work for cores than for GPUs, so that cores start
+    early (Johnson's rule). The others are in the order of what follows their end, the longest first
+    (Jackson's rule). Where as much follows, the long and uncertain come first: if they take longer
+    than predicted, the rest is certain, and other trials take it over.
 
     Args:
         costs: Costs of whole datasets.
@@ -53,13 +54,14 @@ def deal(
         tail = cost.floor_seconds + metric + cost.score_seconds + cost.judge_seconds
         return -own_seconds(cost, piece) - tail, -cost.spread
 
-    def run_first(piece: Piece) -> tuple[float, float]:
+    def run_first(piece: Piece) -> tuple[float, float, float]:
         cost = costs[piece.cost]
         own = seconds(cost, piece)
-        metric = cost.metric_cpu_seconds * (piece.stop - piece.start) / cost.items
-        follows = max(0.0, cost.floor_seconds - own) + metric / metric_cpus
+        metric = cost.metric_cpu_seconds * (piece.stop - piece.start) / cost.items / metric_cpus
+        follows = max(0.0, cost.floor_seconds - own) + metric
         follows += cost.score_seconds + cost.judge_seconds
-        return -follows, -cost.spread * own
+        for_cores = metric / (own / len(ready))
+        return -for_cores if for_cores > 1 else 0.0, -follows, -cost.spread * own
 
     window = max(sum(own_seconds(costs[p.cost], p) for p in pieces) / len(ready), 1e-9)
     if len(ready) > 1:  # a lone trial shares nothing
