@@ -13,7 +13,7 @@ from tests.random_examples import examples
 
 from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.dealing import signal_slices
-from coordinate_eval.coordinator.planning.dealing.pieces import Piece
+from coordinate_eval.coordinator.planning.dealing.packing import Piece
 from coordinate_eval.coordinator.planning.plan import Cost, Plan
 
 COSTS = st.lists(

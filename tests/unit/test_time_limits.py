@@ -11,7 +11,7 @@ from tests.run_dirs import SHARDS, write_built
 from coordinate_eval.clusters.protocol import JobLimits
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import planner
-from coordinate_eval.coordinator.planning.dealing.pieces import Piece, cut
+from coordinate_eval.coordinator.planning.dealing.packing import Piece, cut
 from coordinate_eval.coordinator.planning.plan import Cost, PlanEngine, PlanSuite
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger

@@ -56,7 +56,7 @@ def report_failures(run_dir: RunDir) -> list[str]:
 
 
 def diagnose_run(run_dir: RunDir, rules: Rules) -> list[FailedJob]:
-    """Return each failed job of a run with its cause: those that said so, and those killed.
+    """Return each failed job of a run with its cause: jobs that said so, and jobs that were killed.
 
     A cause that no rule knew when the job died is looked for again by `rules`.
     """

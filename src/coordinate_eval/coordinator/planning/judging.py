@@ -2,8 +2,8 @@
 
 A server answers while trials go on: a shard's questions are asked when its responses are complete,
 in the order in which that happens. A checkpoint answers in a job of its own. This begins when the
-responses of all judged datasets are there, and as many GPUs as its engine needs: those that the
-plan does not use, all that are of another type, and those of trials that have ended.
+responses of all judged datasets are there, and as many GPUs as its engine needs: GPUs that the plan
+does not use, GPUs of another type, and GPUs of trials that have ended.
 """
 
 from collections.abc import Mapping, Sequence

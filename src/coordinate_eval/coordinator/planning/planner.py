@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinate_eval.coordinator.planning.dealing import packing, signal_slices
-from coordinate_eval.coordinator.planning.dealing.pieces import Piece, cut, seconds
+from coordinate_eval.coordinator.planning.dealing.packing import Piece, cut, seconds
 from coordinate_eval.coordinator.planning.judging import judged
 from coordinate_eval.coordinator.planning.lower_bound import lower_bound
 from coordinate_eval.coordinator.planning.plan import (

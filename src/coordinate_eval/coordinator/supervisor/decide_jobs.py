@@ -117,9 +117,9 @@ ARRAY_PAUSE_SECONDS = 30.0
 
 
 def more_pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: int) -> list[Action]:
-    """Submit an array of pullers if there is work and fewer than half of those for it are there.
+    """Submit an array of pullers if work waits for more than twice the pullers that are idle.
 
-    `busy` of those that are there have work.
+    `busy` is the number of pullers that have work.
     """
     if kind is Pullers.SCORE and facts.job_limit and facts.to_come(run):
         return []  # it would stay until all is scored, in the place of trials
@@ -151,9 +151,9 @@ def more_pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: i
 
 
 def is_hopeful(run: Run, facts: Facts, kind: Pullers) -> bool:
-    """Return whether another array of pullers may do what those before it have not done.
+    """Return whether another array of pullers may do what the arrays before it have not done.
 
-    A judge that was silent may answer again. It is waited for as long as other work goes on.
+    A judge that was silent may answer again. The run waits for it as long as other work goes on.
     """
     if all_die(run, facts, kind):
         return False
@@ -169,9 +169,9 @@ def is_hopeful(run: Run, facts: Facts, kind: Pullers) -> bool:
 
 
 def all_die(run: Run, facts: Facts, kind: Pullers) -> str:
-    """Return why another array of pullers would die like those before it; empty if it may not.
+    """Return why another array of pullers would die like the last one; empty if it may not.
 
-    None of the kind runs or has ever done anything.
+    It would if no puller of the kind runs, or has ever done anything.
     """
     dead = facts.of_pullers(kind)
     alive = any(
@@ -186,7 +186,7 @@ def all_die(run: Run, facts: Facts, kind: Pullers) -> str:
 
 
 def last_cause(facts: Facts, kind: Pullers) -> str:
-    """Return of what the last of such jobs died, to be added to a sentence; empty if unknown."""
+    """Return a clause that names the latest known cause of such a job's end; empty if unknown."""
     words = last_known(facts.of_pullers(kind))
     return f"; the last one died of {words}" if words else ""
 

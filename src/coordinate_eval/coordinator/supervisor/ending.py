@@ -140,9 +140,9 @@ def sweep(
 ) -> None:
     """Remove what killed processes of a run left in the memory of its nodes. Wait for that.
 
-    On a local cluster this machine is the only node, and what earlier runs left goes, too. On
-    others a small job on each node does it. One that the scheduler does not take or start soon
-    is given up: the user's next keeper there does the same.
+    On a local cluster this machine is the only node, and what earlier runs left is removed as well.
+    On other clusters a small job on each node does it. If the scheduler does not take or start that
+    job soon, it is given up: the user's next keeper on the node does the same.
 
     Args:
         run: the run, whose jobs have all ended.

@@ -1,7 +1,7 @@
 """Handing a run over: a supervisor submits the next one before its own time is up.
 
-It goes on until that one has taken over, which may have to wait in the queue, or until it has to
-leave itself.
+The old supervisor goes on until the next one has taken over, which may have to wait in the queue,
+or until the old one has to leave.
 """
 
 from collections.abc import Callable
@@ -73,7 +73,7 @@ class Handover:
 
     @property
     def asked(self) -> bool:
-        """Return whether this supervisor was asked to leave, and has not tried since."""
+        """Return whether this supervisor was asked to leave, and has not tried to since."""
         return self._when == 0.0
 
     @property
@@ -89,11 +89,11 @@ class Handover:
     def submit(self, run: Run, tasks: list[TaskStatus], epoch: int) -> Finish | bool:
         """Submit the supervisor of this epoch, which takes over when it starts, if none is there.
 
-        Return False where the scheduler takes none now: this one goes on, and tries again. Where it
-        takes none of these settings and this one has to leave, the run ends.
+        Return False where the scheduler takes no job now: this supervisor goes on, and tries again.
+        If the scheduler refuses these settings and this supervisor has to leave, the run ends.
 
-        One that somebody holds takes nothing over, and this one goes on, too. One that is held
-        because its launch failed is cancelled, and counts as dead.
+        If a person holds the successor, keep supervising. If the successor is held because its
+        launch failed, cancel it, and count it as dead.
         """
         alive = [t for t in tasks if t.state is not State.ENDED]  # one that died took nothing over
         if unlaunched := supervision.unlaunched_supervisors(run, alive):

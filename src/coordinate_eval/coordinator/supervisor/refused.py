@@ -31,13 +31,14 @@ from coordinate_eval.records import DatasetRequests, Rubric
 def refuse(run_dir: RunDir, run: Run) -> list[str]:
     """Give up the datasets that cannot be scored here.
 
-    These are datasets with generated answers, where nothing confines their scoring; those whose
-    metric asks for programs in a language whose compiler is not installed; those whose answers are
-    compared with a baseline's that are not all there; and those whose judge refuses the key or a
-    question, has no such model, or too short a context. One that does not answer may do so later.
+    A dataset with generated answers is given up where nothing confines its scoring. A dataset with
+    programs is given up where their compiler is not installed. A dataset that compares answers with
+    a baseline's is given up if some of these are missing. A judged dataset is given up if the judge
+    refuses the key or a question, has no such model, or too short a context. A judge that does not
+    answer may answer later.
 
-    It is called before the first job is submitted: no GPU works for them. This node speaks for
-    those of scoring and metric jobs. One of them that can do less refuses its work itself.
+    This is called before the first job is submitted, so that no GPU works for these datasets. This
+    node speaks for the nodes of scoring and metric jobs: a node that can do less refuses its work.
 
     Returns:
         events for the user, mostly none.

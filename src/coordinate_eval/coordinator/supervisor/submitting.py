@@ -81,7 +81,7 @@ KEEPER, TRIALS = "keeper", "trials"
 
 
 class Arrays:
-    """Counts the arrays of pullers that did nothing, of those that one supervisor has submitted."""
+    """Counts the arrays of pullers that one supervisor has submitted and that did nothing."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self._dir = run_dir
@@ -92,7 +92,7 @@ class Arrays:
     def count(self, run: Run, kind: Pullers, facts: Facts) -> None:
         """Note that an array is submitted now.
 
-        The one before it counts if none of it is alive, and if it had work.
+        The array before it counts if all of its tasks have ended, and if there was work for them.
         """
         alive = [task.name for task in facts.tasks if task.state is not State.ENDED]
         if any(is_pullers(run, name, kind) for name in alive) or not facts.waiting_for(run, kind):

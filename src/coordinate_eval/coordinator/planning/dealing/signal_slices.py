@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from coordinate_eval.coordinator.planning.dealing.pieces import (
+from coordinate_eval.coordinator.planning.dealing.packing import (
     WORTH_CUTTING,
     Piece,
     Queues,

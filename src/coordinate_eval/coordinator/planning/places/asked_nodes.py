@@ -1,4 +1,4 @@
-"""The nodes that a run may use: those that `--nodes` asks for, without those that are avoided.
+"""The nodes that a run may use: what `--nodes` asks for, without the nodes that are avoided.
 
 `--nodes` is a number of nodes, or a Slurm host list.
 """
@@ -124,7 +124,7 @@ def without_avoided(
     suspected: Mapping[str, Avoided] = MappingProxyType({}),
     gpu_type: str = "",
 ) -> tuple[list[Node], list[Busy]]:
-    """Return free and busy nodes, of which those that are avoided count as busy.
+    """Return free and busy nodes. Nodes that are avoided count as busy.
 
     A node that the user names is used all the same, unless jobs of this run failed there: those
     nodes are `suspected`, and rather used than any other only where there is none. Where no other

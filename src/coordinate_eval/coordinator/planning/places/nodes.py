@@ -154,7 +154,7 @@ def _gpus_of(nodes: Sequence[Node | Busy], gpu_type: str) -> list[int]:
 
 
 def _degrees_on(demand: Demand, alike: Sequence[Node], busy: Sequence[Busy]) -> Degrees:
-    """Return the degrees on nodes with GPUs of one type: those that are free, else all there are.
+    """Return the degrees on nodes with GPUs of one type: on free nodes, else on all nodes.
 
     Raises:
         UserError: The checkpoint fits no number of their GPUs.

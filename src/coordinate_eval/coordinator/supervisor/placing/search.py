@@ -59,7 +59,7 @@ def next_round(
     """Return a round for the shards that are `left`, on nodes that are `available` now.
 
     A run stays with one GPU type, and within the limits of its settings. It takes few nodes with
-    many trials rather than many with few, and of nodes alike those that it holds already.
+    many trials rather than many nodes with few. Among equal nodes it takes those that it holds.
 
     Args:
         run: the run's record.
