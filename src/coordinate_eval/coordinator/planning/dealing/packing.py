@@ -92,10 +92,11 @@ def deal(
 ) -> list[list[Piece]]:
     """Return one queue per trial, with every item of the pieces in exactly one of them.
 
-    A queue begins with the shards that are more work for cores than for GPUs, so that cores start
-    early (Johnson's rule). The others are in the order of what follows their end, the longest first
-    (Jackson's rule). Where as much follows, the long and uncertain come first: if they take longer
-    than predicted, the rest is certain, and other trials take it over.
+    A queue begins with items that take long. Shards follow that are more work for cores than for
+    GPUs, so that cores start early (Johnson's rule). The others are in the order of what follows
+    their end, the longest first (Jackson's rule). Where as much follows, the long and uncertain
+    come first: if they take longer than predicted, the rest is certain, and other trials take it
+    over.
 
     Args:
         costs: Costs of whole datasets.
@@ -104,22 +105,28 @@ def deal(
         metric_cpus: Cores for all metrics together.
     """
 
+    window = max(sum(own_seconds(costs[p.cost], p) for p in pieces) / len(ready), 1e-9)
+
     def dealt_first(piece: Piece) -> tuple[float, float]:
         cost = costs[piece.cost]
         metric = cost.metric_cpu_seconds / metric_cpus
         tail = cost.floor_seconds + metric + cost.score_seconds + cost.judge_seconds
         return -own_seconds(cost, piece) - tail, -cost.spread
 
-    def run_first(piece: Piece) -> tuple[float, float, float]:
+    def run_first(piece: Piece) -> tuple[float, ...]:
         cost = costs[piece.cost]
         own = seconds(cost, piece)
         metric = cost.metric_cpu_seconds * (piece.stop - piece.start) / cost.items / metric_cpus
         follows = max(0.0, cost.floor_seconds - own) + metric
         follows += cost.score_seconds + cost.judge_seconds
         for_cores = metric / (own / len(ready))
-        return -for_cores if for_cores > 1 else 0.0, -follows, -cost.spread * own
+        return (
+            -cost.floor_seconds if cost.floor_seconds > LONG * window else 0.0,
+            -for_cores if for_cores > 1 else 0.0,
+            -follows,
+            -cost.spread * own,
+        )
 
-    window = max(sum(own_seconds(costs[p.cost], p) for p in pieces) / len(ready), 1e-9)
     if len(ready) > 1:  # a lone trial shares nothing
         pieces = [part for p in pieces for part in _parts(costs[p.cost], p, window)]
     queues = Queues(costs, ready)
