@@ -63,7 +63,7 @@ set -- \
   --ntasks=1 \
   --cpus-per-task=8 \
   --container-image=/images/vllm.sif \
-  '--container-mounts=/runs/7:/runs/7,/dev/shm:/dev/shm,/ckpt/step\0405:/ckpt/step\0405:ro' \
+  --container-mounts=/runs/7:/runs/7,/dev/shm:/dev/shm,/ckpt/5:/ckpt/5:ro \
   --container-workdir=/runs/7/work \
   --no-container-mount-home \
   --no-container-remap-root \

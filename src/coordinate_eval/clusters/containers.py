@@ -258,7 +258,7 @@ def _inside(argv: tuple[str, ...], container: Container, renumbered: int) -> tup
 
 def _pyxis(container: Container, folder: str) -> tuple[str, ...]:
     mounts = ",".join(
-        ":".join((_in_fstab(m.source), _in_fstab(m.target), *(("ro",) if m.read_only else ())))
+        ":".join((_for_pyxis(m.source), _for_pyxis(m.target), *(("ro",) if m.read_only else ())))
         for m in container.mounts
     )
     return (
@@ -272,14 +272,17 @@ def _pyxis(container: Container, folder: str) -> tuple[str, ...]:
     )
 
 
-def _in_fstab(path: str) -> str:
-    """Return a path as pyxis takes it: a line of fstab, after it has split it at `,` and `:`."""
-    if set(path) & set(",:"):
+_CHANGED_BY_PYXIS = frozenset(' \t\n,:"$`\\')
+"""Characters at which pyxis splits a path, or that a shell of its own reads. Versions differ."""
+
+
+def _for_pyxis(path: str) -> str:
+    if _CHANGED_BY_PYXIS & set(path):
         raise UserError(
-            f"[container] runtime pyxis cannot mount {path}: it has no way to write a path with a "
-            "comma or a colon. Use a folder without"
+            f"[container] runtime pyxis cannot mount {path!r}: it has no way to write a path with "
+            'spaces or one of , : " $ ` \\. Use a folder without'
         )
-    return re.sub(r"[ \t\n\\]", lambda found: f"\\{ord(found[0]):03o}", path)
+    return path
 
 
 def _apptainer(container: Container, gpus: int, *, amd: bool) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from coordinate_eval.clusters.containers import (
     Container,
     Kind,
     Mount,
+    contained,
     packages,
 )
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -90,6 +91,16 @@ def container_of(run: Run, run_dir: RunDir, kind: Kind) -> Container | None:
         read += [str(judge), *map(str, judge.iterdir())]
     read += filter(None, [settings.diagnosis.rules, settings.judge.baseline])
     return container(settings, kind, [run_dir.root], read, run_dir.home)
+
+
+def check_paths(run: Run, run_dir: RunDir) -> None:
+    """Check that the runtime can mount what trials of a run need.
+
+    Raises:
+        UserError: it has no way to write a path.
+    """
+    if (made := container_of(run, run_dir, "trial")) is not None:
+        contained(("python3", "-P", "-m", "coordinate_eval"), made)
 
 
 def container(

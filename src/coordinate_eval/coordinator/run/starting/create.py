@@ -17,7 +17,7 @@ from coordinate_eval.clusters.protocol import Cluster, Job
 from coordinate_eval.coordinator.inputs import judge
 from coordinate_eval.coordinator.inputs.checkpoints import clean_files
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run import containers, jobs
 from coordinate_eval.coordinator.run.own import check_link, own, work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
@@ -120,8 +120,9 @@ def create(root: Path, run: Run, reviewed: Record | None = None) -> RunDir:
     Raises:
         ForeignError: Others could change what is in it.
         RunExists: Another process has made it.
-        UserError: The directory cannot be written.
+        UserError: The directory cannot be written, or no container can have its paths.
     """
+    containers.check_paths(run, RunDir(root))
 
     def fill(made: RunDir) -> None:
         made.model.mkdir()
