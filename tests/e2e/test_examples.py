@@ -73,6 +73,25 @@ def test_training_loop(user: Workspace, tmp_path: Path) -> None:
         assert "makespan" in log.read_text()
 
 
+@pytest.mark.parametrize(
+    ("trainer", "saved"),
+    [
+        ("transformers", ["checkpoint-2", "checkpoint-4"]),
+        ("lightning", ["step=2.ckpt", "step=4.ckpt"]),
+        ("accelerate", ["step-2", "step-4"]),
+    ],
+)
+def test_trainers(user: Workspace, tmp_path: Path, trainer: str, saved: list[str]) -> None:
+    folder = tmp_path / "saved"
+    asked = ("--checkpoints", folder, *PLANNED, "--only", "gsm8k")
+    done = call(user, sys.executable, "trainers.py", trainer, *asked)
+    assert done.returncode == 0, done.stderr
+    logs = sorted(folder.glob("*.evaluation.log"))
+    assert [log.name for log in logs] == [f"{name}.evaluation.log" for name in saved]
+    for log in logs:
+        assert "makespan" in log.read_text()
+
+
 def test_scores_are_logged_after_a_run(user: Workspace, tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "a run")
     run = make_run(step=100, settings=Settings(after_run=["python3", "log_scores.py"]))
