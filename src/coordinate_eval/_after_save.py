@@ -59,16 +59,17 @@ def after_save(
 ) -> Literal["submitting", "requesting"] | None:
     """Submit the evaluation of a checkpoint that training has just saved, and return at once.
 
-    Call it on all ranks or on one, when all files of the checkpoint are in place. It acts on rank 0
-    and never raises. A process of its own calls `coordinate-eval PATH --queue`, again for a while
-    where the scheduler is silent or takes no more jobs, and writes what it says to
+    Call it on all ranks or on one, when the checkpoint is saved, or its folder is there and other
+    ranks or a thread still write into it. It acts on rank 0 and never raises. A process of its own
+    calls `coordinate-eval PATH --queue`, again for a while where the checkpoint is not whole yet,
+    or the scheduler is silent or takes no more jobs, and writes what it says to
     `PATH.evaluation.log`. Without `sbatch`, as in most containers, it writes a request, which
     `coordinate-eval watch` or a supervisor of yours submits. What was refused is asked for once
     more after a later save is taken. What came of it, or why nothing was done, goes to the logger
     `coordinate_eval`: warnings for what went wrong.
 
     Args:
-        path: the checkpoint: a Hugging Face model directory, or a .pt file.
+        path: the checkpoint: the folder or file that training has saved.
         step: the training step, for the tables of scores; by default the name of the checkpoint
             tells it.
         suite: a shipped suite's name, or a suite file; by default that of the settings.

@@ -4,6 +4,7 @@ CoordinateError
 ├── UserError            wrong input or setting; nothing was started
 │   ├── DataMissing      data that would have to be downloaded, and cannot be from here
 │   ├── ForeignError     a file or folder that another user owns or can write
+│   ├── Unfinished       a checkpoint that may still be being written; try again later
 │   ├── PlaceGone        what jobs are to run in is not there for this user, and never will be
 │   ├── RunExists        another process has made the run meanwhile
 │   └── WeightsRefused   weights that no node can use, whoever converts them
@@ -19,8 +20,8 @@ CoordinateError
 ├── ServerSilent         a server gave no usable answer; it may later
 └── RecordError          a file of a run directory is missing, torn or of another version
 
-The command's exit status is 2 for UserError and SubmitRefused, 3 for ClusterSilent and SubmitLater,
-and 1 for all others.
+The command's exit status is 2 for UserError and SubmitRefused, 3 for ClusterSilent, SubmitLater and
+Unfinished, and 1 for all others.
 """
 
 from collections.abc import Iterator
@@ -37,6 +38,12 @@ class UserError(CoordinateError):
     """A checkpoint, suite, setting or command that cannot work as given."""
 
     exit_status = 2
+
+
+class Unfinished(UserError):
+    """A checkpoint that cannot be used as it is, and has just been changed."""
+
+    exit_status = 3
 
 
 class PlaceGone(UserError):

@@ -1,6 +1,7 @@
 """What is a checkpoint, when it is finished, and what is done about it."""
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.tiny import tiny_model
 from typer.testing import CliRunner
 
 from coordinate_eval.coordinator.cli.app import app
@@ -15,11 +17,11 @@ from coordinate_eval.coordinator.cli.launch import watch
 from coordinate_eval.coordinator.cli.launch.watch import Watch
 from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved, look
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.new_run import Inputs
+from coordinate_eval.coordinator.planning.new_run import Inputs, read_inputs
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run.starting import resumes
-from coordinate_eval.errors import ClusterSilent, UserError
+from coordinate_eval.errors import ClusterSilent, Unfinished, UserError
 from coordinate_eval.records import Suite
 
 
@@ -288,6 +290,54 @@ def test_a_marker_may_name_the_last_finished_checkpoint(site: Site) -> None:
     os.mkfifo(tracker)
     site.once(marker="latest", quiet_seconds=600.0)
     assert site.asked == ["step-100", "step-200"]
+
+
+@pytest.mark.parametrize(
+    ("tracker", "content", "name"),
+    [
+        ("latest_checkpointed_iteration.txt", "200", "iter_{:07d}"),
+        ("latest", "global_step200", "global_step{}"),
+    ],
+)
+def test_a_trainer_s_tracker_names_the_last_finished_checkpoint(
+    tmp_path: Path, tracker: str, content: str, name: str
+) -> None:
+    for step in (100, 200, 300):
+        (tmp_path / "a" / name.format(step)).mkdir(parents=True)
+    pattern = Pattern(f"*/{name.partition('{')[0]}{{step}}")
+    assert {s.marked for s in look(tmp_path, pattern)} == {False}
+    (tmp_path / "a" / tracker).write_text(content)
+    found = {s.step: (s.marked, s.lacks) for s in look(tmp_path, pattern)}
+    assert found == {100: (True, None), 200: (True, None), 300: (False, tracker)}
+
+
+def test_a_link_to_the_latest_says_nothing_of_others(tmp_path: Path) -> None:
+    for step in (100, 200):
+        (tmp_path / f"step-{step}").mkdir()
+    (tmp_path / "latest").symlink_to("step-100")
+    assert {s.lacks for s in look(tmp_path, Pattern(None))} == {None}
+
+
+def test_what_ranks_write_into_folders_of_their_own_counts(tmp_path: Path) -> None:
+    (tmp_path / "iter_0000100" / "mp_rank_00").mkdir(parents=True)
+    (before,) = look(tmp_path, Pattern(None))
+    (tmp_path / "iter_0000100" / "mp_rank_00" / "model_optim_rng.pt").write_text("weights")
+    (after,) = look(tmp_path, Pattern(None))
+    assert after.state != before.state
+
+
+def test_what_a_run_that_waits_cannot_use_yet_may_still_be_being_written(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "step-100"
+    shutil.copytree(tiny_model(), checkpoint)
+    (checkpoint / "model.safetensors").rename(tmp_path / "model.safetensors")
+    suite = Suite(name="s", digest="d", datasets=[])
+    with pytest.raises(Unfinished, match="if it is being written, ask again afterwards"):
+        read_inputs(Settings(queue=True), suite, checkpoint)
+    with pytest.raises(UserError) as caught:
+        read_inputs(Settings(), suite, checkpoint)
+    assert not isinstance(caught.value, Unfinished)
+    (tmp_path / "model.safetensors").rename(checkpoint / "model.safetensors")
+    assert read_inputs(Settings(queue=True), suite, checkpoint).checkpoint.path == str(checkpoint)
 
 
 def test_a_marker_counts_for_the_run_that_has_it(tmp_path: Path) -> None:

@@ -8,19 +8,20 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from coordinate_eval import _files
 from coordinate_eval._engines import kind_of
 from coordinate_eval.clusters.protocol import JobLimits
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint
+from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint, saved
 from coordinate_eval.coordinator.inputs.folders import folder_for_tasks
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import reviewed_plan
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.starting.create import run_id
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import Unfinished, UserError
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.evaluators.engines import vllm_arguments
 from coordinate_eval.records import Checkpoint, Suite
@@ -85,7 +86,7 @@ def read_inputs(
     path = checkpoint or (Path(reviewed.checkpoint.path) if reviewed else None)
     if path is None:
         raise UserError("give a checkpoint CKPT, or --plan FILE of a plan that names one")
-    inspected = checkpoints.inspect(path, config=config, tokenizer=tokenizer, mapping=mapping)
+    inspected = _inspect(path, settings, config=config, tokenizer=tokenizer, mapping=mapping)
     rubrics = [dataset.rubric for dataset in suite.datasets if dataset.rubric]
     settings = judge_checkpoint.named(settings, rubrics)
     folder = folder_for_tasks(str(Path.cwd()), inspected)
@@ -105,6 +106,18 @@ def read_inputs(
     if settings.engine.name == "vllm" and here:
         vllm_arguments.check_quantization(inspected.quantization)
     return found
+
+
+def _inspect(path: Path, settings: Settings, **given: Any) -> Checkpoint:  # noqa: ANN401
+    """Return the checkpoint. What a run that waits cannot use yet may still be being written."""
+    try:
+        return checkpoints.inspect(path, **given)
+    except UserError as error:
+        if settings.queue and saved.is_young(path):
+            raise Unfinished(
+                f"{error}\nIt has just been changed: if it is being written, ask again afterwards"
+            ) from error
+        raise
 
 
 def new_run(

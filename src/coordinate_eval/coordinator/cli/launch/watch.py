@@ -45,6 +45,7 @@ from coordinate_eval.errors import (
     CoordinateError,
     ForeignError,
     RecordError,
+    Unfinished,
     UserError,
 )
 from coordinate_eval.records import Record, Suite
@@ -233,6 +234,9 @@ class Watch:
         except ClusterError:  # it would be so for the others, too
             each.error = "the scheduler refused it, or did not answer"
             raise
+        except Unfinished:
+            each.state = "being written"
+            return False
         except CoordinateError as error:
             if each.saved.path.exists():  # it may have been removed meanwhile
                 each.state, each.error = "refused", str(error)

@@ -112,16 +112,24 @@ def _lone(name: str) -> int | None:
 
 
 _STEP = "{step}"
+_FILES = (r"\.pt", r"\.pth", r"\.ckpt", r"\.bin")
 _PARTIAL = re.compile(
     r"(?:^|[-_.])(?:te?mp|part|partial|incomplete|backup|bak|old|corrupt(?:ed)?)(?:$|[-_.\d])",
     re.IGNORECASE,
 )
 _DAY = 86400.0
+QUIET_SECONDS: Final = 60.0
+"""Time without a change after which a checkpoint is no more being written."""
+
 _MOST_TRACKER_BYTES = 4096
 
 MARKERS: Final = ("STABLE", "_SUCCESS")
 """Files that trainers write into a checkpoint after all others: prime-rl, SpecForge and whoever
 follows Hadoop. Once one is seen, a checkpoint of the same folder without it is not finished."""
+
+
+TRACKERS: Final = ("latest_checkpointed_iteration.txt", "latest")
+"""Files in which Megatron and DeepSpeed name the last checkpoint that is finished."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,7 @@ class Saved:
     step: int | None
     """The training step that its name tells."""
     changed: float
-    """Time at which it, or something directly in it, was changed last."""
+    """Time at which it, or something in it or in its folders, was changed last."""
     state: str
     """Names, sizes and times of what is in it, as text."""
     lacks: str | None = None
@@ -196,7 +204,7 @@ class Pattern:
     @property
     def takes_files(self) -> bool:
         """Return whether files may be meant: a pattern says so by their suffix."""
-        return self._names is not None and self._names.pattern.endswith((r"\.pt", r"\.pth"))
+        return self._names is not None and self._names.pattern.endswith(_FILES)
 
 
 def look(folder: Path, pattern: Pattern, marker: str | None = None) -> list[Saved]:
@@ -240,9 +248,26 @@ def _marked(folder: Path, found: list[Saved], marker: str | None) -> list[Saved]
     for saved in found:
         used = [m for m in markers if marker or (_trainer(folder, saved.path), m) in use]
         has = any(saved.path in having[name] for name in used)
+        tracker, last = ("", None) if marker or used else _tracker(folder, saved.path)
+        if last is not None and saved.step is not None:
+            used, has = [tracker], saved.step <= last
         lacks = used[0] if used and not has else dcp.lacking(saved.path)
         marked.append(dataclasses.replace(saved, marked=has, lacks=lacks))
     return marked
+
+
+def _tracker(folder: Path, checkpoint: Path) -> tuple[str, int | None]:
+    """Return the name of the trainer's tracker above a checkpoint, and the step that it names.
+
+    A link that is named so may be anybody's.
+    """
+    for above in checkpoint.parents:
+        for name in TRACKERS:
+            if not (above / name).is_symlink() and (last := _last_finished(above / name)):
+                return name, last
+        if above == folder.absolute():
+            break
+    return "", None
 
 
 def _trainer(folder: Path, checkpoint: Path) -> str:
@@ -290,6 +315,23 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
                 yield from _below(path, depth - 1)
 
 
+def _inside(folder: Path) -> Iterator[Path]:
+    """Yield what is in a folder, and in the folders in it: of ranks, or of the model alone."""
+    for entry in sorted(folder.iterdir()):
+        yield entry
+        with contextlib.suppress(OSError):
+            if entry.is_dir() and not entry.is_symlink():
+                yield from sorted(entry.iterdir())
+
+
+def is_young(path: Path) -> bool:
+    """Return whether a checkpoint is there, and something in it was changed a moment ago."""
+    try:
+        return not _saved(path, None).quiet(QUIET_SECONDS)
+    except OSError:
+        return False
+
+
 def _saved(path: Path, step: int | None) -> Saved:
     """Look at a checkpoint.
 
@@ -300,9 +342,10 @@ def _saved(path: Path, step: int | None) -> Saved:
     # The time of a change of the inode: a copy can set its files' own times into the past.
     changed, state = status.st_ctime, [f"{status.st_size}" if path.is_file() else ""]
     if path.is_dir():
-        for entry in sorted(path.iterdir()):
+        for entry in _inside(path):
             with contextlib.suppress(OSError):  # a file that has just been renamed
                 status = entry.stat()
                 changed = max(changed, status.st_ctime)
-                state.append(f"{entry.name}\0{status.st_size}\0{status.st_mtime_ns}")
+                name = entry.relative_to(path)
+                state.append(f"{name}\0{status.st_size}\0{status.st_mtime_ns}")
     return Saved(path.absolute(), step, changed, "\n".join(state))
