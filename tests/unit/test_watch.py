@@ -207,6 +207,31 @@ def test_runs_that_are_alive_count(site: Site) -> None:
     assert site.asked == ["step-4"]
 
 
+def test_only_the_newest_where_saves_come_faster_than_scores(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled: dict[str, str] = {}
+    monkeypatch.setattr(
+        watch, "cancel_run", lambda run_dir, why: cancelled.update({run_dir.root.name: why})
+    )
+    site.saves(1, 2, 3, 4, 5).has_run(1, Phase.RUNNING).has_run(2, Phase.WAITING)
+    site.once(newest=True)
+    assert site.asked == ["step-5"]
+    assert not cancelled  # the newest may be refused
+    site.once(newest=True)
+    assert site.asked == ["step-5"]
+    assert cancelled == {"step-2": "overtaken by step-5"}
+
+
+def test_a_run_that_has_responses_is_not_overtaken(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "cancel_run", lambda run_dir, why: pytest.fail(why))
+    site.saves(1, 2).has_run(1, Phase.WAITING).has_run(2, Phase.WAITING)
+    (Path(site.settings.runs_dir) / "step-1" / "outputs" / "a").mkdir(parents=True)
+    assert site.once(newest=True)["step-1"] == "waiting for GPUs"
+
+
 def test_each_once(site: Site) -> None:
     site.saves(1, 2)
     site.once()

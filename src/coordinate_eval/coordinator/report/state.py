@@ -248,7 +248,7 @@ def _phase(
     if is_complete(run_dir):
         return Phase.COMPLETE, ""
     if run_dir.cancelled.exists():
-        return Phase.CANCELLED, ""
+        return Phase.CANCELLED, _files.read(run_dir.cancelled).decode(errors="replace")
     if not supervised and has_ended_incomplete(run_dir):
         return Phase.INCOMPLETE, ""
     if not supervised and is_supervised(run_dir, run, tasks) is False:

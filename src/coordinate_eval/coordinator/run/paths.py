@@ -75,7 +75,7 @@ class RunDir:
 
     @property
     def cancelled(self) -> Path:
-        """Return the empty file that says that the run was cancelled."""
+        """Return the file that says that the run was cancelled, and why if nobody asked for it."""
         return self.root / "cancelled"
 
     @property

@@ -188,14 +188,14 @@ POLL_SECONDS = 0.5
 """Time between two polls."""
 
 
-def cancel_run(run_dir: RunDir) -> None:
-    """End all jobs of a run, and mark its directory.
+def cancel_run(run_dir: RunDir, why: str = "") -> None:
+    """End all jobs of a run, and mark its directory with the reason, if there is one.
 
     Raises:
         ClusterSilent: the scheduler did not answer; the run is marked, so try again.
     """
     run = read_run(run_dir)
-    _files.write(run_dir.cancelled, "")
+    _files.write(run_dir.cancelled, why)
     cluster = clusters.by_name(run.cluster, run.settings)
     if cluster.local:
         say(f"run {run.id} ends as soon as its supervisor sees that")

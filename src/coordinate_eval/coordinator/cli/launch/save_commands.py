@@ -58,6 +58,16 @@ _Most = Annotated[
     int | None,
     option(_WATCH, "N", "Have at most N runs at once.", shown="4; 1 on one machine", min=1),
 ]
+_Newest = Annotated[
+    bool,
+    option(
+        _WATCH,
+        "",
+        "Evaluate only the newest checkpoint of each look, and cancel runs of older ones that "
+        "still wait for GPUs.",
+        "--newest",
+    ),
+]
 _Cron = Annotated[
     bool,
     option(
@@ -106,6 +116,7 @@ def watch(
     quiet: _Quiet = "60s",  # type: ignore[assignment]
     marker: _Marker = None,
     most: _Most = None,
+    newest: _Newest = False,
     cron: _Cron = False,
     log: _Log = None,
     *,
@@ -151,7 +162,7 @@ def watch(
         )  # fmt: skip
 
     watched = Watch(
-        folder, Pattern(pattern), settings, suite, ask, quiet, marker, most, dry_run, strict
+        folder, Pattern(pattern), settings, suite, ask, quiet, marker, most, dry_run, newest, strict
     )
     if cron:
         job = cron_job(folder, sys.argv[2:], every, settings)

@@ -22,7 +22,7 @@ from coordinate_eval import __version__, _files
 from coordinate_eval._format import plural, quoted, visible
 from coordinate_eval.clusters.protocol import TaskStatus
 from coordinate_eval.coordinator.cli.inquire.runs import find_all, poll
-from coordinate_eval.coordinator.cli.launch.resume import supervise_from_here
+from coordinate_eval.coordinator.cli.launch.resume import cancel_run, supervise_from_here
 from coordinate_eval.coordinator.cli.launch.run import start_run
 from coordinate_eval.coordinator.cli.launch.runnable import check_common
 from coordinate_eval.coordinator.cli.launch.spooled import submit_waiting
@@ -105,6 +105,8 @@ class Watch:
     """File that each finished checkpoint has. Nothing else counts then."""
     most: int | None = None
     dry: bool = False
+    newest: bool = False
+    """Evaluate no checkpoint that a newer one has overtaken while it waited."""
     strict: bool = False
     """Start no run without the datasets whose tasks are missing."""
     _local: bool = field(init=False)
@@ -132,6 +134,8 @@ class Watch:
         for line in [] if self.dry else supervise_from_here(self.settings):
             say(line)
         seen = self._seen() if self.folder is not None else []
+        if self.newest:
+            self._pass_over(seen)
         if any(each.wanted for each in seen):
             check_common(self.settings, self.suite, strict=self.strict)
         room = (self.most or (1 if self._local else MOST_ALIVE)) - sum(s.alive for s in seen)
@@ -196,6 +200,17 @@ class Watch:
                 known = tasks.get(found[0][1].nonce) if found else None
                 seen.append(_of_run(each, *found[0], known) if found else self._of_none(each))
         return seen
+
+    def _pass_over(self, seen: list[_Seen]) -> None:
+        """Leave out what is older than the newest. Once that has a run, cancel others that wait."""
+        counting = [each for each in seen if each.wanted or each.run is not None]
+        for each in counting[1:]:
+            why = f"overtaken by {counting[0].saved.path.name}"
+            if each.run is None:
+                each.wanted, each.state = False, why
+            elif each.alive and counting[0].run is not None and not self.dry and _waits(each):
+                cancel_run(each.run, why)
+                each.alive, each.state = False, f"cancelled: {why}"
 
     def _is_same(self, run: Run) -> bool:
         """Return whether a run is of this suite and engine, which an id tells as well."""
@@ -270,6 +285,12 @@ class Watch:
         with contextlib.suppress(OSError, ForeignError):
             _files.own_folder(path.parent)
             _files.write_record(path, Refused(checkpoint=str(saved.path), tries=tries, error=error))
+
+
+def _waits(each: _Seen) -> bool:
+    """Return whether a run waits and has no response."""
+    waits = each.state in (Phase.QUEUED, Phase.BUILDING, Phase.WAITING)
+    return waits and each.run is not None and not _files.names(each.run.root / "outputs")
 
 
 def _of_run(saved: Saved, run_dir: RunDir, run: Run, tasks: list[TaskStatus] | None) -> _Seen:
