@@ -14,16 +14,11 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats import recognized
 
 # What trainers leave in a folder, and words of what is said. A name with a slash is in a folder.
 FORMATS: dict[str, tuple[tuple[str, ...], str]] = {
-    "Megatron Core": (
-        (".metadata", "__0_0.distcp", "__1_0.distcp", "common.pt", "metadata.json"),
-        "Megatron Core (torch_dist)",
+    "Megatron Core, unfinished": (
+        ("__0_0.distcp", "__1_0.distcp", "common.pt", "metadata.json"), "try again afterwards",
     ),
     "Megatron Core, zarr": (
         ("common.pt", "metadata.json", "model.embedding/0.0"), "Megatron Core",
-    ),
-    "Megatron-LM": (("mp_rank_00/model_optim_rng.pt",), "Megatron-LM"),
-    "Megatron-LM, pipelined": (
-        ("mp_rank_00_000/model_optim_rng.pt", "mp_rank_01_003/model_optim_rng.pt"), "Megatron-LM",
     ),
     "a rank of Megatron-LM": (("model_optim_rng.pt", "distrib_optim.pt"), "Megatron-LM"),
     "NeMo 2": (("context/model.yaml", "weights/__0_0.distcp"), "NeMo"),

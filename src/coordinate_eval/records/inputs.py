@@ -16,6 +16,7 @@ class CheckpointFormat(StrEnum):
     TORCH = "torch"
     DCP = "dcp"
     DEEPSPEED = "deepspeed"
+    MEGATRON = "megatron"
 
     @property
     def converted(self) -> bool:

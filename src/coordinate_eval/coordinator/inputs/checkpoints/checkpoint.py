@@ -24,6 +24,7 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     fit,
     folder_file,
     formats,
+    megatron,
     safetensors_file,
     torch_file,
 )
@@ -72,6 +73,7 @@ class Reader(Protocol):
 _READERS: Final[Mapping[CheckpointFormat, Reader]] = {
     CheckpointFormat.SAFETENSORS: safetensors_file,
     CheckpointFormat.TORCH: torch_file,
+    CheckpointFormat.MEGATRON: megatron,
     CheckpointFormat.DCP: dcp,
     CheckpointFormat.DEEPSPEED: deepspeed_zero,
 }

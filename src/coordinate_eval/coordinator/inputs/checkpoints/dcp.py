@@ -39,6 +39,7 @@ FOLDERS: Final = re.compile(r"pytorch_model_fsdp_0|model_and_optim|model|dcp|sha
 """Folders of checkpoints in which trainers have the parts: Accelerate and Trainer, OLMo-core, …"""
 
 _SHARD = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
+_OF_OPTIMIZERS = ("optimizer.", "chained_")  # names in Megatron's, which has no nested dicts
 _SHARDING = "DCP_SHARDING_INFO"  # torch/distributed/checkpoint/_hf_utils.py
 _MOST_METADATA_BYTES = 256 << 20
 _MOST_DIMENSIONS, _MOST_SIZE = 64, 1 << 60  # of a tensor
@@ -49,6 +50,13 @@ _CLASSES = {
         for name in (
             "Metadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata",
             "ChunkStorageMetadata", "TensorProperties", "StorageMeta", "_MEM_FORMAT_ENCODING",
+        )
+    ),
+    # What Megatron-core adds: the plans of its ranks.
+    *(
+        (f"{_PACKAGE}.planner", name)
+        for name in (
+            "SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData",
         )
     ),
     # Of torch 2.0 to 2.2.
@@ -147,6 +155,8 @@ def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
     for name in saved.tensors:
         path = saved.paths.get(name)
         keys = [str(key) for key in path] if isinstance(path, tuple) and path else [name]
+        if len(keys) == 1 and name.startswith(_OF_OPTIMIZERS):
+            continue
         _insert(tree, name.split(".", 1) if prefixed else keys, _Name(name))
     found = torch_file.leaves(tree, metadata, _Name)
     own = torch_file.own_names(found)
@@ -218,13 +228,17 @@ def _check_files(folder: Path, layouts: Collection[Layout]) -> None:
 def _in_blob(box: Box, dtype: str) -> Box:
     """Return a part with the place of its elements in what torch.save wrote of it."""
     tensor, storages = torch_file.read(box.file, box.at, box.length)
-    if not isinstance(tensor, StoredTensor) or (tensor.dtype, tensor.shape) != (dtype, box.shape):
+    saved = box.saved or box.shape
+    if not isinstance(tensor, StoredTensor) or (tensor.dtype, tensor.shape) != (dtype, saved):
         raise UserError(
             f"{box.file} has something else at byte {box.at:,} than {METADATA} promises: it is of "
             "another save. Save the checkpoint again"
         )
     (place,) = torch_file.layout_of(tensor, storages, box.file).boxes
-    return place._replace(begin=box.begin)
+    skipped = sum(n * stride for n, stride in zip(box.first, place.strides, strict=False))
+    more = len(box.shape) - len(saved)
+    strides = (1,) * more + place.strides[max(0, -more) :]
+    return box._replace(at=place.at + skipped * ITEM_BYTES[dtype], strides=strides, length=0)
 
 
 def _read(path: Path) -> _Saved:

@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,10 +82,10 @@ def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
         return Stored(_of_layers(weights))
     models, optimizers = _read(weights, _MODEL), _read(weights, _OPTIMIZER, "optimizer_state_dict")
     model = models[0].file
-    _check_one_save((file.path, file.content.get("global_steps")) for _, file in models)
+    rank_files.check_one_save((file.path, file.content.get("global_steps")) for _, file in models)
     if not optimizers:
         return Stored(_untouched(model))
-    _check_one_save((file.path, _step(file)) for _, file in optimizers)
+    rank_files.check_one_save((file.path, _step(file)) for _, file in optimizers)
     _check_all(optimizers)
     states = [file for _, file in optimizers]
     named = model.get("buffer_names", list)
@@ -117,16 +117,6 @@ def _of_layers(weights: Sequence[Path]) -> dict[str, Layout]:
             for name, tensor in torch_file.model_tensors(file.content, path).items():
                 layouts[f"sequential.{int(found['layer'])}.{name}"] = file.layout(name, tensor)
     return layouts
-
-
-def _check_one_save(steps: Iterable[tuple[Path, object]]) -> None:
-    told = {step: path for path, step in steps if type(step) is int}
-    if len(told) > 1:
-        first, last = min(told), max(told)
-        raise UserError(
-            f"checkpoint {told[first].parent} mixes files of two steps: {told[first].name} is of "
-            f"{first:,}, and {told[last].name} of {last:,}. Save it again, into an empty folder"
-        )
 
 
 def _step(file: RankFile) -> int | None:

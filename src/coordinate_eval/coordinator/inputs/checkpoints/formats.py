@@ -45,7 +45,10 @@ class Format:
         return set().union(*found) if all(found) else None
 
 
-_MEGATRON = f"{_TO_HF}: with Megatron Bridge (AutoBridge.export_ckpt), or the trainer's converter"
+_MEGATRON = (
+    "convert it to Hugging Face's format with Megatron Bridge (AutoBridge.export_ckpt), or with "
+    "the trainer's converter"
+)
 # The first that fits counts: special ones before those that they are made of.
 _FORMATS = (
     Format(
@@ -55,19 +58,20 @@ _FORMATS = (
         (r"adapter_(?:config\.json|model(?:\..*)?)",),
     ),
     Format(
-        "a distributed checkpoint of Megatron Core (torch_dist), cut into parts of ranks",
-        _MEGATRON,
+        "a distributed checkpoint of Megatron Core without .metadata, which torch_dist writes",
+        "If it is being written, try again afterwards. If its format is the older zarr, "
+        f"{_MEGATRON}",
         (r"common\.pt", r".*\.distcp|\.metadata|metadata\.json"),
     ),
     Format(
-        "a checkpoint of Megatron-LM, cut by tensor and pipeline ranks",
-        _MEGATRON,
-        (r"mp_rank_\d+(?:_\d+)*|(?:model_optim_rng|distrib_optim|model_rng)\.pt",),
+        "a file of a rank of Megatron-LM",
+        "Give the folder above those of the ranks, such as iter_0001000",
+        (r"(?:model_optim_rng|distrib_optim|model_rng)\.pt",),
     ),
     Format(
-        "a folder of Megatron's checkpoints",
-        _MEGATRON,
-        (r"latest_checkpointed_iteration\.txt",),
+        "a folder of Megatron's checkpoints, whose last step is not told",
+        "Give the folder of a step in it, such as {path}/iter_0001000",
+        (r"latest_checkpointed_iteration\.txt|iter_\d{7}",),
     ),
     Format(
         "a NeMo checkpoint",

@@ -4,7 +4,7 @@ States of optimizers name classes of the trainer. They are followed as if each w
 is made of them, and nothing is called.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,21 @@ class RankFile(NamedTuple):
         if not isinstance(tensor, StoredTensor):
             raise UserError(f"{self.path} is not what its name says: {brief(name)} is no tensor")
         return torch_file.layout_of(tensor, self.storages, self.path)
+
+
+def check_one_save(steps: Iterable[tuple[Path, object]]) -> None:
+    """Check that files are of one step, as far as they tell.
+
+    Raises:
+        UserError: They are of several.
+    """
+    told = {step: path for path, step in steps if type(step) is int}
+    if len(told) > 1:
+        first, last = min(told), max(told)
+        raise UserError(
+            f"the checkpoint mixes files of two steps: {told[first]} is of {first:,}, and "
+            f"{told[last]} of {last:,}. Save it again, into an empty folder"
+        )
 
 
 def read(path: Path, key: str = "") -> RankFile:

@@ -68,6 +68,10 @@ class Box(NamedTuple):
     """Where the part begins in the tensor, by dimension."""
     length: int = 0
     """Bytes of what lies there, if that is no plain elements."""
+    saved: tuple[int, ...] = ()
+    """The shape of the tensor in what lies there, if the box is a part of that tensor."""
+    first: tuple[int, ...] = ()
+    """Where the box begins in that tensor, by dimension."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,7 @@ def window(layout: Layout, begin: Sequence[int], shape: tuple[int, ...]) -> Layo
         low = (sum(start * stride for start, stride in zip(begin, strides, strict=True)),)
         size = (math.prod(shape),)
     boxes = (_cut(box, low, size, ITEM_BYTES[layout.dtype]) for box in layout.boxes)
-    return Layout(layout.dtype, shape, tuple(filter(None, boxes)), layout.flat)
+    return Layout(layout.dtype, shape, tuple(filter(None, boxes)), layout.flat, layout.found)
 
 
 def _cut(box: Box, low: Sequence[int], size: Sequence[int], item: int) -> Box | None:
@@ -198,13 +202,12 @@ def _cut(box: Box, low: Sequence[int], size: Sequence[int], item: int) -> Box | 
         (start - other) * stride
         for start, other, stride in zip(starts, box.begin, box.strides, strict=True)
     )
-    return Box(
-        box.file,
-        box.at + skipped * item,
-        tuple(end - start for start, end in zip(starts, ends, strict=True)),
-        box.strides,
-        tuple(start - first for start, first in zip(starts, low, strict=True)),
-    )
+    shape = tuple(end - start for start, end in zip(starts, ends, strict=True))
+    begin = tuple(start - first for start, first in zip(starts, low, strict=True))
+    if box.length:  # its elements are placed later
+        first = tuple(start - other for start, other in zip(starts, box.begin, strict=True))
+        return box._replace(shape=shape, begin=begin, saved=box.shape, first=first)
+    return box._replace(at=box.at + skipped * item, shape=shape, begin=begin)
 
 
 def put_together(layout: Layout) -> "torch.Tensor":

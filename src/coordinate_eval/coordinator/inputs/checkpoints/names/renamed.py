@@ -106,12 +106,13 @@ class Renamed:
         """Return where the elements lie of which a tensor is made, before they are reordered."""
         boxes: list[Box] = []
         flats: set[bool] = set()
-        elements = 0
+        elements, placed = 0, None
         for piece in recipe.pieces:
             stored = self._source.layout(piece.name)
             found = stored and window(stored, piece.begin, piece.shape)
             if found is None:
                 return None
+            placed = found.found
             single = len(piece.shape) == 1 != len(recipe.base)
             flat = found.flat or single  # such as a matrix that is stored as one row
             lead = len(piece.shape) - len(recipe.base)
@@ -122,20 +123,29 @@ class Renamed:
                     boxes.append(box._replace(begin=(box.begin[0] + elements,)))
                 elif lead == -1 and math.prod(piece.shape) == row:  # of a stack
                     begin = (elements // row, *box.begin)
+                    shape, strides = (1, *box.shape), (1, *box.strides)
+                    saved = box.saved or box.shape
                     boxes.append(
-                        box._replace(begin=begin, shape=(1, *box.shape), strides=(1, *box.strides))
+                        box._replace(begin=begin, shape=shape, strides=strides, saved=saved)
                     )
                 elif lead >= 0:
                     begin = box.begin[lead:]
                     if begin:
                         begin = (begin[0] + elements // row, *begin[1:])
-                    boxes.append(Box(box.file, box.at, box.shape[lead:], box.strides[lead:], begin))
+                    shape, strides, saved = (
+                        box.shape[lead:],
+                        box.strides[lead:],
+                        box.saved or box.shape,
+                    )
+                    boxes.append(
+                        box._replace(begin=begin, shape=shape, strides=strides, saved=saved)
+                    )
                 else:
                     return None
             elements += math.prod(piece.shape)
         if len(flats) != 1:
             return None
-        return Layout(recipe.tensor.dtype, recipe.base, tuple(boxes), flats.pop())
+        return Layout(recipe.tensor.dtype, recipe.base, tuple(boxes), flats.pop(), placed)
 
     def _part(self, piece: _Piece) -> "torch.Tensor":
         """Return a part of a tensor of the trainer."""
