@@ -41,15 +41,20 @@ def fork_for_each(control: socket.socket, score: Callable[[list[int]], None]) ->
     """Fork a child that calls `score` with its files, whenever `control` says so.
 
     When it ends, the mother is told what it imported to load its dataset, before it read what the
-    model wrote, and imports that for the children to come.
+    model wrote, and imports that before it forks the next child.
     """
     alone = os.getpid() == 1
     mounted = _mounted() if alone else []
     mother = os.getpid()
+    modules: list[str] = []
     while True:
         said, files, _, _ = socket.recv_fds(control, len(BEGIN), FILES, socket.MSG_CMSG_CLOEXEC)
         if not said:
             return
+        for name in modules:
+            with contextlib.suppress(Exception):  # as of one that only a child can import
+                importlib.import_module(name)
+        gc.freeze()
         child = os.fork()
         if child == 0:
             _be_a_child(control, score, files, mother)
@@ -62,10 +67,6 @@ def fork_for_each(control: socket.socket, score: Callable[[list[int]], None]) ->
                 sys.exit("a scoring process has moved what is mounted in /tmp or /dev/shm")
         modules = control.recv(len(END) + MOST_BYTES).removeprefix(END).decode().splitlines()
         control.send(END)
-        for name in modules:
-            with contextlib.suppress(Exception):  # as of one that only a child can import
-                importlib.import_module(name)
-        gc.freeze()
 
 
 def _be_a_child(
