@@ -17,7 +17,7 @@ cp -r "$sources/examples" "$work/examples"
 pip=("$work/venv/bin/python" -m pip --disable-pip-version-check --quiet)
 rm -f "$dist"/coordinate_eval-*.whl
 "${pip[@]}" wheel --no-deps --wheel-dir "$dist" "$work"
-"${pip[@]}" install "$dist"/coordinate_eval-*.whl
+"${pip[@]}" install --no-compile "$dist"/coordinate_eval-*.whl
 "${pip[@]}" check
 rm -rf "$work/src"
 

@@ -15,24 +15,12 @@ import sys
 from pathlib import Path
 from coordinate_eval.evaluators.engines.base import start
 from tests.engine_requests import mixed, run
-args = {"max_num_seqs": 4}
-at = {"tensor_parallel": 1, "max_length": int(sys.argv[2])}
-engine = start("vllm", Path(sys.argv[1]), args=args, **at)
-print("ANSWERS", {n: r.model_dump_json() for n, r in sorted(run(engine, mixed(8)).items())})
-engine.close()
+at = {"tensor_parallel": 1, "max_length": int(sys.argv[1]), "args": {"max_num_seqs": 4}}
+for model in sys.argv[2:]:
+    engine = start("vllm", Path(model), **at)
+    print("ANSWERS", {n: r.model_dump_json() for n, r in sorted(run(engine, mixed(8)).items())})
+    engine.close()
 """
-
-
-def answers(model: Path, path: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", ASKS, str(model), str(MAX_LENGTH)],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.partition("ANSWERS")[2]
 
 
 def test_a_plugin_brings_a_model_of_its_own(tmp_path: Path) -> None:
@@ -49,7 +37,15 @@ def test_a_plugin_brings_a_model_of_its_own(tmp_path: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     ours = {"model_type": "our_llama", "architectures": ["OurLlamaForCausalLM"]}
     (model / "config.json").write_text(json.dumps(config | ours))
-    root = str(Path(__file__).parents[2])
-    found = answers(model, f"{installed}:{root}")
-    assert found == answers(tiny_model(), root)
-    assert "logprob" in found
+    path = f"{installed}:{Path(__file__).parents[2]}"
+    done = subprocess.run(
+        [sys.executable, "-c", ASKS, str(MAX_LENGTH), model, tiny_model()],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answers, plain = (line for line in done.stdout.splitlines() if line.startswith("ANSWERS"))
+    assert "logprob" in answers
+    assert answers == plain

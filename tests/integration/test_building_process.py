@@ -23,7 +23,8 @@ def text(doc):
     return str("torch" in sys.modules)
 """
 
-WANTS = """import transformers
+WANTS = """import torch
+import transformers
 from transformers.models.bert.modeling_bert import BertModel
 
 
@@ -31,21 +32,11 @@ def text(doc):
     config = transformers.BertConfig(
         vocab_size=2, hidden_size=2, num_hidden_layers=1, num_attention_heads=1
     )
-    return str(len(list(BertModel(config).parameters())) > 0)
-"""
-
-IMPORTS = """import torch
-
-
-def text(doc):
-    return str(int(torch.zeros(2).sum()) == 0)
+    return str(all(torch.is_tensor(each) for each in BertModel(config).parameters()))
 """
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [(LOOKS, "False"), (WANTS, "True"), (IMPORTS, "True")],
-)
+@pytest.mark.parametrize(("code", "said"), [(LOOKS, "False"), (WANTS, "True")])
 def test_models_are_loaded_for_tasks_that_want_one_alone(home: Home, code: str, said: str) -> None:
     home.own(code)
     made = requests(home.get())
@@ -61,19 +52,15 @@ from pathlib import Path
 def text(doc):
     with (Path(__file__).parent / "pids").open("a") as file:
         print(os.getpid(), file=file)
-    raise {error}
+    raise KeyError("answer")
 """
 
 
-@pytest.mark.parametrize(
-    ("error", "processes"),
-    [('KeyError("answer")', 1), ('ImportError("X requires the PyTorch library")', 2)],
-)
-def test_only_what_may_want_models_is_built_again(home: Home, error: str, processes: int) -> None:
-    home.own(FAILS.format(error=error))
-    with pytest.raises(UserError, match=error.split("(")[0]):
+def test_what_fails_for_another_reason_is_built_once(home: Home) -> None:
+    home.own(FAILS)
+    with pytest.raises(UserError, match="KeyError"):
         home.get()
-    assert len(set((home.tasks / "pids").read_text().split())) == processes
+    assert len(set((home.tasks / "pids").read_text().split())) == 1
 
 
 def test_a_chat_template_without_an_end_ends_the_building(

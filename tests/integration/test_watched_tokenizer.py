@@ -75,7 +75,7 @@ def libraries() -> None:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that a test can wait for."""
-    monkeypatch.setattr(pulse, "CPU_SECONDS", 1.0)
+    monkeypatch.setattr(pulse, "CPU_SECONDS", 0.5)
     monkeypatch.setattr(pulse, "MEMORY_BYTES", 1 << 29)
 
 

@@ -2,19 +2,30 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.slurm.cluster import SlurmCluster
 from coordinate_eval.slurm.settings import SlurmSettings
+from tests import reference
 from tests.dev_cluster import DevCluster
-from tests.runs import until
+from tests.runs import TASKS, until
 from tests.slurm.clusters import cluster_of
 from tests.slurm.jobs import not_ended
-from tests.slurm.runs import Undisturbed, queue, undisturbed_run
+from tests.slurm.runs import (
+    REAL_TASKS,
+    ROOM,
+    Undisturbed,
+    once,
+    queue,
+    undisturbed_run,
+)
+from tests.tiny import need, tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -25,10 +36,30 @@ def slurm_cluster() -> Iterator[DevCluster]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """A run of the four tasks: the first worker to ask for it makes it for all."""
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of the session share."""
     folder = tmp_path_factory.getbasetemp()
-    return undisturbed_run(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder)
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def undisturbed(slurm_cluster: DevCluster, shared: Path) -> Undisturbed:
+    """A run of the four tasks: the first worker to ask for it makes it for all."""
+    return undisturbed_run(shared)
+
+
+@pytest.fixture(scope="session")
+def by_command(shared: Path) -> dict[str, Any]:
+    """What `lm_eval --model hf` says of `REAL_TASKS`, once for all workers."""
+    need("lm_eval", "harness")
+
+    def make() -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = reference.roomy(tiny_model(), Path(folder) / "checkpoint", ROOM)
+            return reference.lm_eval(checkpoint, REAL_TASKS, include=TASKS, folder=TASKS)
+
+    found: dict[str, Any] = once(shared, "by-command", make)
+    return found
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,12 @@ FAKES = Path(__file__).parents[1] / "fakes"
 FOUR_TASKS = ("tiny_choice", "tiny_cloze", "tiny_code", "tiny_sums")
 """One of each kind: choices, likelihoods, programs, and texts."""
 
+REAL_TASKS = ("tiny_group", "tiny_mutual", "tiny_written", "tiny_cloze", "tiny_prose", "tiny_code")
+"""What real engines answer, and the harness's own command."""
+
+ROOM = 2048
+"""A context that no prompt of the fixtures exceeds: see `reference.roomy`."""
+
 SLOW = ("--engine-args", '{"seconds_per_request": 0.2}')
 """So that no trial has done everything before the others begin, in runs that nothing holds up."""
 
@@ -25,26 +32,41 @@ class Undisturbed(NamedTuple):
     """What is known of a run of the four tasks that nobody disturbed."""
 
     scores: dict[str, Any]
+    user: Path
+    """The folder of its user."""
+    run: Path
     requests: Path
     """The folder of the prompts in its user's cache."""
     priors: Path
     """What was measured."""
 
 
-def undisturbed_run(folder: Path) -> Undisturbed:
-    """Have one such run for all workers of a session, in a folder that they share."""
-    user, kept = folder / "undisturbed", folder / "undisturbed.json"
-    with (folder / "undisturbed.lock").open("w") as lock:
+def once(folder: Path, name: str, make: Callable[[], Any]) -> Any:
+    """Return what the first worker of a session makes for all of them, in a folder they share."""
+    kept = folder / f"{name}.json"
+    with kept.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
-            shutil.rmtree(user, ignore_errors=True)
-            user.mkdir()
-            made = Workspace(user)
-            found = scores(made.submit(made.suite(*FOUR_TASKS), "--max-gpus", 4))
-            all_gone(made)
-            kept.write_text(json.dumps(found))
+            kept.write_text(json.dumps(make()))
+    return json.loads(kept.read_text())
+
+
+def undisturbed_run(folder: Path) -> Undisturbed:
+    """Have one such run for all workers of a session, in a folder that they share."""
+    user = folder / "undisturbed"
+
+    def make() -> str:
+        shutil.rmtree(user, ignore_errors=True)
+        user.mkdir()
+        made = Workspace(user)
+        run = made.submit(made.suite(*FOUR_TASKS), "--max-gpus", 4)
+        scores(run)
+        all_gone(made)
+        return str(run)
+
+    run = Path(once(folder, "undisturbed", make))
     (requests,) = (user / "cache").glob("requests-*")
-    return Undisturbed(json.loads(kept.read_text()), requests, user / ".coordinate-eval" / "priors")
+    return Undisturbed(scores(run), user, run, requests, user / ".coordinate-eval" / "priors")
 
 
 def all_gone(workspace: Workspace) -> None:

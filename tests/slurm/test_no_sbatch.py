@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.dev_cluster import DevCluster
 from tests.runs import PATIENCE_SECONDS, TASKS, Workspace, results, until
-from tests.slurm.runs import queue
+from tests.slurm.runs import Undisturbed, queue
 from tests.tiny import tiny_model
 
 TRAINING = """
@@ -24,9 +23,9 @@ print(coordinate_eval.after_save(sys.argv[1], step=100, suite=sys.argv[2], rank=
 
 
 @pytest.fixture(scope="module")
-def workspace(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+def workspace(undisturbed: Undisturbed, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """One user for all tests of this file."""
-    return Workspace(tmp_path_factory.mktemp("user"))
+    return Workspace(tmp_path_factory.mktemp("user")).with_prompts(undisturbed.requests)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 from tests.dev_cluster import DevCluster
 from tests.runs import Workspace, scores, until
 from tests.slurm.clusters import cluster_of
+from tests.slurm.runs import Undisturbed
 from tests.tiny import tiny_model
 
 
@@ -22,8 +23,11 @@ def untyped() -> Iterator[DevCluster]:
 
 
 @pytest.fixture(scope="module")
-def workspace(untyped: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    return Workspace(tmp_path_factory.mktemp("user"))
+def workspace(
+    undisturbed: Undisturbed, untyped: DevCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Workspace:
+    assert untyped
+    return Workspace(tmp_path_factory.mktemp("user")).with_prompts(undisturbed.requests)
 
 
 def gpu_types(run: Path) -> set[str]:

@@ -25,28 +25,19 @@ from tests.runs import (
     times_answered,
     until,
 )
-from tests.slurm.runs import FOUR_TASKS, SLOW, all_gone, long_suite, pending, queue
+from tests.slurm.runs import FOUR_TASKS, SLOW, Undisturbed, all_gone, long_suite, pending, queue
 from tests.tiny import tiny_model
 
 
 @pytest.fixture(scope="module")
-def workspace(slurm_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """One user for all tests of this file: requests are built once."""
-    return Workspace(tmp_path_factory.mktemp("user"))
+def workspace(undisturbed: Undisturbed, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """One user for all tests of this file."""
+    return Workspace(tmp_path_factory.mktemp("user")).with_prompts(undisturbed.requests)
 
 
 @pytest.fixture(scope="module")
-def finished(workspace: Workspace) -> Path:
-    """An undisturbed run."""
-    run = workspace.submit(workspace.suite(*FOUR_TASKS), "--max-gpus", 4)
-    scores(run)
-    all_gone(workspace)
-    return run
-
-
-@pytest.fixture(scope="module")
-def expected(finished: Path) -> dict[str, Any]:
-    return scores(finished)
+def expected(undisturbed: Undisturbed) -> dict[str, Any]:
+    return undisturbed.scores
 
 
 @pytest.fixture(scope="module")
@@ -102,18 +93,19 @@ def nodes_of_trials(run: Path) -> set[str]:
     return {json.loads(path.read_text())["node"] for path in (run / "trials").glob("*.json")}
 
 
-def test_asking_again_runs_nothing(workspace: Workspace, expected: dict[str, Any]) -> None:
-    suite = workspace.suite(*FOUR_TASKS)
-    done = workspace.call("run", tiny_model(), "--suite", suite, "--max-gpus", 4, "--json")
-    assert json.loads(done.stdout)["results"] == expected
+def test_asking_again_runs_nothing(undisturbed: Undisturbed) -> None:
+    user = Workspace(undisturbed.user)
+    suite = user.suite(*FOUR_TASKS)
+    done = user.call("run", tiny_model(), "--suite", suite, "--max-gpus", 4, "--json")
+    assert json.loads(done.stdout)["results"] == undisturbed.scores
     assert queue() == []
 
 
 @pytest.mark.parametrize(
     ("jobs", "traces"),
     [
-        (["_trial"], ["rounds/1.json"]),  # all of them: another round begins
-        (["_supervise"], ["supervisor/2.json"]),
+        # All trials: another round begins.
+        (["_trial", "_supervise"], ["rounds/1.json", "supervisor/2.json"]),
         # The keeper's weights are the trials' to remove.
         (["_keep", "_score"], ["stage/0-*.json", "jobs/*-score1.json"]),
     ],
@@ -136,18 +128,17 @@ def test_whatever_is_killed_the_scores_are_the_same(
     all_gone(workspace)
 
 
-def test_a_killed_rescoring_ends_with_the_same_scores_and_no_gpu(
-    workspace: Workspace, finished: Path, expected: dict[str, Any]
-) -> None:
-    root = Path(workspace.call("rescore", finished).stdout.rstrip("\n"))
+def test_a_killed_rescoring_ends_with_the_same_scores_and_no_gpu(undisturbed: Undisturbed) -> None:
+    user = Workspace(undisturbed.user)
+    root = Path(user.call("rescore", undisturbed.run).stdout.rstrip("\n"))
     scoring = until(lambda: processes("_score", str(root)), "a scoring job")
     kill(scoring + processes("_supervise", str(root)))
-    assert scores(root) == expected
+    assert scores(root) == undisturbed.scores
     assert results(root)["rescored"]["changed"] == {}
     submitted = [json.loads(path.read_text())["job"] for path in (root / "jobs").glob("*.json")]
     assert submitted
     assert all(job["gpus"] == 0 for job in submitted)
-    all_gone(workspace)
+    all_gone(user)
 
 
 HELD = """
@@ -332,16 +323,3 @@ def test_a_refusal_is_passed_on_and_leaves_nothing(workspace: Workspace) -> None
     assert "Traceback" not in done.stderr
     assert not run.exists()
     all_gone(workspace)
-
-
-def test_another_checkpoints_directory_is_refused(
-    workspace: Workspace, expected: dict[str, Any], tmp_path: Path
-) -> None:
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for file in tiny_model().iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
-    args = ("--suite", workspace.suite(*FOUR_TASKS), "--run-dir", workspace.folder / "cancelled")
-    done = workspace.call("run", copy, *args, status=2)
-    assert str(copy) in done.stderr
-    assert "--run-dir" in done.stderr
