@@ -1,8 +1,10 @@
 """Settings and fixtures of all tests."""
 
 import gc
+import itertools
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -34,3 +36,17 @@ def signals_as_they_were() -> Iterator[None]:
     for number, handler in zip(_STOPS, before, strict=True):
         if handler is not None:
             signal.signal(number, handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let files that wait for a scheduler take turns with those that compute.
+
+    Workers take files in this order, so that some compute while others wait.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waits = [path for path in files if path.parent.name == "slurm"]
+    computes = [path for path in files if path.parent.name != "slurm"]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(waits, computes))
+    items[:] = [item for path in turns if path for item in files[path]]
