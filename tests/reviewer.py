@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,7 +29,7 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.coordinator.supervisor.placing.write_plan import write_plan
-from coordinate_eval.errors import SubmitRefused, UserError
+from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError
 from coordinate_eval.records import EngineSettings
 from tests.plans import changed
 from tests.runs import TASKS
@@ -63,6 +63,10 @@ datasets:
 """Two datasets have a slice, short beside the third."""
 
 
+OnCluster = Callable[[object], None]
+"""Has commands take a cluster for that of the settings, and for that of runs."""
+
+
 class FakeCluster:
     """A scheduler that takes what it is given."""
 
@@ -74,8 +78,10 @@ class FakeCluster:
         self.free, self.busy = list(NODES), list[Busy]()
         self.submitted: list[Job] = []
         self.calls: Mapping[str, int] = {}
-        self.refuses = False
+        self.refuses = self.silent = False
         self.limited = JobLimits()
+        self.tasks: list[TaskStatus] | None = None
+        """What it says of its jobs: if None, that all of them run."""
 
     def __enter__(self) -> Self:
         return self
@@ -93,6 +99,8 @@ class FakeCluster:
         return {"scheduler": "takes what it is given"}
 
     def nodes(self) -> tuple[list[Node], list[Busy]]:
+        if self.silent:
+            raise ClusterSilent("no answer")
         return self.free, self.busy
 
     def whole_nodes(self) -> bool:
@@ -108,6 +116,10 @@ class FakeCluster:
         return str(len(self.submitted))
 
     def poll(self, prefix: str) -> list[TaskStatus]:
+        if self.silent:
+            raise ClusterSilent("no answer")
+        if self.tasks is not None:
+            return self.tasks
         return [
             TaskStatus(name=job.name, job_id=str(number), state=State.RUNNING)
             for number, job in enumerate(self.submitted, 1)

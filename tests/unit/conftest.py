@@ -1,9 +1,10 @@
 """Fixtures of several files: submitted runs, reviewed plans, and weights to be staged."""
 
+import functools
 from pathlib import Path
 
 import pytest
-from tests.reviewer import Reviewer
+from tests.reviewer import OnCluster, Reviewer
 from tests.runs import TASKS
 from tests.shown_runs import submitted_run
 from tests.staging import checkpoint
@@ -12,6 +13,7 @@ from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.supervisor.placing import other_runs
+from coordinate_eval.coordinator.workers.on_node import keeper
 from coordinate_eval.records import Checkpoint
 
 
@@ -20,13 +22,31 @@ def runs_of_this_test_alone(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs of other tests, which may have the user's own `runs_dir`, are promised nothing here."""
-    folder = tmp_path_factory.mktemp("promises")
     of = other_runs.promise_file
 
+    @functools.cache
+    def folder() -> Path:
+        return tmp_path_factory.mktemp("promises")
+
     def promise_file(run: Run) -> Path:
-        return folder / of(run).name
+        return folder() / of(run).name
 
     monkeypatch.setattr(other_runs, "promise_file", promise_file)
+
+
+@pytest.fixture
+def on_cluster(monkeypatch: pytest.MonkeyPatch) -> OnCluster:
+    def on(cluster: object) -> None:
+        monkeypatch.setattr(clusters, "by_name", lambda *_: cluster)
+        monkeypatch.setattr(clusters, "chosen", lambda _: cluster)
+
+    return on
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials wait for no keeper: their engines need no weights."""
+    monkeypatch.setattr(keeper.Arrival, "wait", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

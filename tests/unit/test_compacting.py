@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.decisions import make_run
-from tests.reviewer import FakeCluster
+from tests.reviewer import FakeCluster, OnCluster
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Job
@@ -194,9 +194,9 @@ def test_a_run_that_is_exchanged_while_it_is_removed_stays(
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+def cluster(on_cluster: OnCluster) -> FakeCluster:
     fake = FakeCluster()
-    monkeypatch.setattr(clusters, "_MAKERS", {"slurm": lambda settings: fake})
+    on_cluster(fake)
     return fake
 
 
@@ -238,10 +238,7 @@ def test_nothing_goes_while_the_scheduler_is_silent(
 ) -> None:
     old(made(tmp_path), 30)
 
-    def silent(prefix: str) -> None:
-        raise ClusterSilent("no answer")
-
-    monkeypatch.setattr(cluster, "poll", silent)
+    cluster.silent = True
     monkeypatch.setattr(clusters, "SILENCE_SECONDS", 0)
     with pytest.raises(ClusterSilent):
         prune(Settings(runs_dir=str(tmp_path)), None, 0, compacting=False, yes=True)

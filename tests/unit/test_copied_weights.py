@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -186,8 +187,15 @@ def test_many_files_of_all_sizes_are_copied(root: Path, tmp_path: Path) -> None:
     assert seen[-1] == source.bytes
 
 
-def test_what_was_read_leaves_the_page_cache(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A folder that is not in memory, as those of other tests may be."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_what_was_read_leaves_the_page_cache(disk: Path, tmp_path: Path) -> None:
+    source, target = disk / "source", tmp_path / "target"
     target.mkdir()
     source.write_bytes(os.urandom(2 * RANGE))
     with source.open("rb") as file:

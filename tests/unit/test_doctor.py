@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.reviewer import FakeCluster
+from tests.reviewer import FakeCluster, OnCluster
 from tests.slurm_nodes import task_of
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Busy, Job, Node, State, TaskStatus
 from coordinate_eval.coordinator.doctor import examine, folders, in_jobs, scheduler
 from coordinate_eval.coordinator.doctor.findings import Answer, Finding, Role, fails, ok
-from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.folders import Tried
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings, StageSettings
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
@@ -216,7 +215,7 @@ def test_jobs_run_in_the_images_that_runs_use(tmp_path: Path) -> None:
     assert cpu.title == "in a job without a GPU, partition by default"
     made = in_jobs.job(gpu, tmp_path, "t").container
     assert made is not None
-    assert str(tmp_path) in {mount.target for mount in made.mounts}
+    assert any(tmp_path.is_relative_to(mount.target) for mount in made.mounts)
     assert in_jobs.job(cpu, tmp_path, "t").container is None
     here = {each.check: each for each in examine.examine(settings, Role.LOGIN)}
     assert here["engine vllm"].found == "in image vllm:1, which --submit looks into"
@@ -229,7 +228,7 @@ def test_jobs_run_in_the_images_that_runs_use(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_a_container_is_said_here_or_by_its_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, on_cluster: OnCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = {"container": {"runtime": "apptainer", "image": str(tmp_path / "x.sif")}}
     settings = Settings.model_validate(image | {"runs_dir": str(tmp_path / "runs")})
@@ -240,7 +239,7 @@ def test_what_is_wrong_with_a_container_is_said_here_or_by_its_job(
     (here,) = examine.container_here(settings, "slurm")
     assert state(here) == "ok"
     cluster = Jobs({"gpu-job-0": "finds no runtime", "cpu-job-0": "answers"})
-    monkeypatch.setattr(clusters, "by_name", lambda *_: cluster)
+    on_cluster(cluster)
     monkeypatch.setattr(in_jobs, "HIDDEN_SECONDS", 0.0)
     found = {each.host: each for each in in_jobs.ask(settings, "slurm", lambda _: None)}
     (died,) = found[""].findings
@@ -289,11 +288,13 @@ class Jobs(FakeCluster):
         self.cancelled += job_ids
 
 
-def test_answers_of_jobs_are_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_of_jobs_are_collected(
+    tmp_path: Path, on_cluster: OnCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = Jobs({
         "gpu-job-0": "answers", "gpu-job-1": "dies", "gpu-job-2": "waits", "cpu-job-0": "refused",
     })  # fmt: skip
-    monkeypatch.setattr(clusters, "by_name", lambda *_: cluster)
+    on_cluster(cluster)
     monkeypatch.setattr(in_jobs, "HIDDEN_SECONDS", 0.0)
     settings = Settings.model_validate({
         "runs_dir": str(tmp_path), "slurm": {"partition": "a,b,c", "cpu_partition": "d"},
@@ -321,7 +322,7 @@ def test_answers_of_jobs_are_collected(tmp_path: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_what_ends_by_itself_is_no_failure_of_a_job_that_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, state: str
+    tmp_path: Path, on_cluster: OnCluster, monkeypatch: pytest.MonkeyPatch, reason: str, state: str
 ) -> None:
     waits = task_of("1", "PENDING", reason, "", "ce-a")
     cluster = Jobs({"gpu-job-0": "waits", "cpu-job-0": "answers"})
@@ -331,7 +332,7 @@ def test_what_ends_by_itself_is_no_failure_of_a_job_that_waits(
         "poll",
         lambda prefix: [waits.model_copy(update={"name": each.name}) for each in poll(prefix)],
     )
-    monkeypatch.setattr(clusters, "by_name", lambda *_: cluster)
+    on_cluster(cluster)
     settings = Settings.model_validate(
         {"runs_dir": str(tmp_path), "supervisor": {"patience_seconds": 1e-9}}
     )
@@ -342,11 +343,11 @@ def test_what_ends_by_itself_is_no_failure_of_a_job_that_waits(
 
 
 def test_a_job_on_a_ray_cluster_that_dies_has_last_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, on_cluster: OnCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Jobs({"gpu-job": "dies on Ray", "cpu-job": "answers"})
     cluster.name = "ray"
-    monkeypatch.setattr(clusters, "by_name", lambda *_: cluster)
+    on_cluster(cluster)
     monkeypatch.setattr(in_jobs, "HIDDEN_SECONDS", 0.0)
     found = {each.where: each for each in in_jobs.ask(Settings(runs_dir=str(tmp_path)), "ray")}
     assert found.keys() == {"in a job with a GPU", "in a job without a GPU"}
@@ -355,18 +356,18 @@ def test_a_job_on_a_ray_cluster_that_dies_has_last_words(
 
 
 def test_an_answer_between_two_looks_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, on_cluster: OnCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Jobs({"gpu-job-0": "answers late", "cpu-job-0": "answers"})
-    monkeypatch.setattr(clusters, "by_name", lambda *_: cluster)
+    on_cluster(cluster)
     monkeypatch.setattr(in_jobs, "HIDDEN_SECONDS", 0.0)
     found = in_jobs.ask(Settings(runs_dir=str(tmp_path)), "slurm", lambda _: None)
     assert {each.host for each in found} == {"n7", "n8"}
 
 
-def test_leaving_early_ends_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_early_ends_the_jobs(tmp_path: Path, on_cluster: OnCluster) -> None:
     cluster = Jobs({"gpu-job-0": "waits", "cpu-job-0": "waits"})
-    monkeypatch.setattr(clusters, "by_name", lambda *_: cluster)
+    on_cluster(cluster)
 
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.reviewer import FakeCluster
+from tests.reviewer import FakeCluster, OnCluster
 from tests.worlds import Jobs, impatient, node
 
 from coordinate_eval.clusters.protocol import Busy, End, JobLimits, TaskStatus
@@ -17,7 +17,6 @@ from coordinate_eval.coordinator.doctor.gather import Passed
 from coordinate_eval.coordinator.doctor.pairing import Tried, Verdict
 from coordinate_eval.coordinator.doctor.worlds import Worlds
 from coordinate_eval.coordinator.incidents.bad_nodes import avoided_folder, read_avoided
-from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import (
     ClusterError,
@@ -34,12 +33,12 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 @pytest.fixture
 def ask(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    settings: Settings, on_cluster: OnCluster, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., dict[str, Any]]:
     """Call the command; return its document, with the exit status."""
 
     def asked(cluster: FakeCluster, names: str | None = None) -> dict[str, Any]:
-        monkeypatch.setattr(clusters, "chosen", lambda _: cluster)
+        on_cluster(cluster)
         status = command.find_bad_nodes(settings, names, as_json=True)
         found: dict[str, Any] = json.loads(capsys.readouterr().out)
         assert status == (0 if found["ok"] else 1)
@@ -254,13 +253,11 @@ def test_names_of_nodes_are_quoted_in_the_line_that_drains() -> None:
     assert "'nodename=a,$(b)'" in doctor.drain_command(bad)
 
 
-def test_one_machine_is_no_cluster_of_nodes(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_machine_is_no_cluster_of_nodes(settings: Settings, on_cluster: OnCluster) -> None:
     local = FakeCluster()
-    monkeypatch.setattr(local, "local", True, raising=False)
+    local.local = True
     for cluster in (None, local):
-        monkeypatch.setattr(clusters, "chosen", lambda _, cluster=cluster: cluster)
+        on_cluster(cluster)
         with pytest.raises(UserError, match="scheduler"):
             command.find_bad_nodes(settings, None, as_json=True)
 

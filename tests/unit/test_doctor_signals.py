@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.reviewer import OnCluster
 from tests.worlds import Jobs, impatient
 
 from coordinate_eval.clusters.protocol import TaskStatus
 from coordinate_eval.coordinator.cli.upkeep import doctor as command
 from coordinate_eval.coordinator.doctor import nodes as doctor
 from coordinate_eval.coordinator.doctor import worlds
-from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 
 
@@ -58,6 +58,7 @@ def as_a_process_starts() -> Iterator[None]:
 )
 def test_a_signal_cancels_every_job(
     settings: Settings,
+    on_cluster: OnCluster,
     monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
     raised: type[BaseException],
@@ -65,7 +66,7 @@ def test_a_signal_cancels_every_job(
 ) -> None:
     """An interrupt is 130, which the command line makes of a `KeyboardInterrupt`."""
     cluster = Interrupting(number)
-    monkeypatch.setattr(clusters, "chosen", lambda _: cluster)
+    on_cluster(cluster)
     monkeypatch.setattr(doctor, "check_torch", lambda: None)
     with pytest.raises(raised) as caught:
         command.find_bad_nodes(settings, None, as_json=True)
@@ -77,7 +78,7 @@ def test_a_signal_cancels_every_job(
 
 
 def test_a_hangup_that_is_ignored_ends_nothing(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, on_cluster: OnCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As under `nohup`."""
 
@@ -88,6 +89,6 @@ def test_a_hangup_that_is_ignored_ends_nothing(
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     cluster = Passing(signal.SIGHUP)
-    monkeypatch.setattr(clusters, "chosen", lambda _: cluster)
+    on_cluster(cluster)
     monkeypatch.setattr(doctor, "check_torch", lambda: None)
     assert command.find_bad_nodes(settings, None, as_json=True) == 0

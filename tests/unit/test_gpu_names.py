@@ -13,60 +13,35 @@ NAMES = [
     # https://canonical-charmed-hpc.readthedocs-hosted.com/en/latest/explanation/gpus/slurmconf/
     ("nvidia_a100-sxm4-80gb", 80),
     ("nvidia_a100_80gb_pcie", 80),
-    ("nvidia_a100-pcie-40gb", 40),
-    ("NVIDIA-A100-SXM4-80GB", 80),
-    ("nvidia_h100_80gb_hbm3", 80),
     ("NVIDIA H100 80GB HBM3", 80),
     ("nvidia_h100_pcie", 80),
-    ("nvidia_h100_nvl", 94),
     ("NVIDIA H100 NVL", 94),
     ("h100-nvl-94gb", 94),
     ("nvidia_h200", 141),
-    ("nvidia_h200_nvl", 141),
-    ("nvidia_b200", 180),
     ("nvidia_gb200", 186),
     ("nvidia_l40s", 48),
-    ("nvidia_l4", 24),
-    ("nvidia_a10g", 24),
-    ("nvidia_h20", 96),
-    ("nvidia_h800", 80),
     ("tesla_t4", 16),
     ("tesla_v100-sxm2-32gb", 32),
-    ("tesla_v100-pcie-32gb", 32),
     ("Tesla_V100-SXM2-16GB", 16),
     ("tesla_p100-pcie-12gb", 12),
-    ("tesla_p40", 24),
     ("nvidia_rtx_a6000", 48),
     ("nvidia_rtx_6000_ada_generation", 48),
     ("nvidia_rtx_pro_6000_blackwell_max-q_workstation_edition", 96),
-    ("nvidia_rtx_pro_6000_blackwell_server_edition", 96),
-    ("nvidia_geforce_rtx_4090", 24),
     ("nvidia_geforce_rtx_4070_ti_super", 16),
     ("nvidia_geforce_gtx_1080_ti", 11),
-    ("NVIDIA_GeForce_RTX_5090", 32),
-    ("nvidia_titan_rtx", 24),
     ("quadro_rtx_8000", 48),
-    ("quadro_rtx_6000", 24),
     # The size is that of the Grace's memory: https://www.nvidia.com/en-us/data-center/grace-hopper-superchip/
     ("nvidia_gh200_480gb", 96),
-    ("nvidia_gh200_120gb", 96),
     ("NVIDIA GH200 144G HBM3e", 144),
     # Slices: https://docs.nvidia.com/datacenter/tesla/mig-user-guide/supported-mig-profiles.html,
     # stackhpc/ansible-slurm-appliance#656, NVIDIA/deepops#1214,
     # ComputeCanada/puppet-magic_castle#273, and job scripts for Alliance Canada, UQ's Bunya, UBC
     ("nvidia_a100_1g.5gb", 5),
-    ("nvidia_a100_3g.20gb", 20),
-    ("nvidia_a100-sxm4-80gb_4g.40gb", 40),
     ("nvidia_a100-sxm4-80gb_mig_1g_10gb", 10),
     ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 10),
-    ("nvidia_a100_80gb_pcie_2g.20gb", 20),
     ("a100_80gb_1g.10gb", 10),
-    ("nvidia_h100_80gb_hbm3_3g.40gb", 40),
     ("h100_pcie_2g.20gb", 20),
     ("h100_7g.80gb", 80),
-    ("h100_1g.20gb", 20),
-    ("nvidia_b200_3g.90gb", 90),
-    ("a30_1g.6gb", 6),
     ("1g.10gb", 10),
     ("1g.10gb+me", 10),
     ("1c.3g.20gb", 20),
@@ -79,25 +54,20 @@ NAMES = [
     ("a100_10gb", 10),
     ("a100-80", 80),
     ("nvidia_a100_80", 80),
-    ("h100-96", 96),
     ("h100-47", 47),
     ("a100l", 80),
     ("a100l.2g.20gb", 20),
     ("v100l", 32),
     ("tesla_v100S", 32),
-    ("a100-sxm-64gb", 64),
     ("h100_64gb", 64),
     ("a100-40gb-512g", 40),
-    ("a100-80gb-1024g", 80),
     ("a100-512g", 40),
     ("teslaV100", 16),
     ("GEFORCERTX2080TI", 11),
     ("QUADRORTX6000", 24),
     ("2080ti", 11),
-    ("rtx_2080_ti", 11),
     ("3090", 24),
     ("nvidia_geforce_gtx_3090", 24),
-    ("rtx_a6000", 48),
     ("rtx_6000_ada", 48),
     ("rtx6000ada", 48),
     ("rtx_pro_6000_blackwell", 96),
@@ -106,7 +76,6 @@ NAMES = [
     ("80gb", 80),
     # AMD and Intel: SlinkyProject/slurm-operator#57, https://docs.ray.io/en/latest/ray-core/accelerator-types.html
     ("amd_instinct_mi300x_oam", 192),
-    ("amd_instinct_mi300x", 192),
     ("amd_instinct_mi355_oam", 288),
     ("AMD-Instinct-MI250X", 64),
     ("mi250x-128gb", 64),
@@ -116,13 +85,8 @@ NAMES = [
     ("gfx950-mi355x", 288),
     ("gfx90a", 64),
     ("data_center_gpu_max_1550", 64),
-    ("intel_xt1550", 64),
     ("Intel-GPU-Max-1100", 48),
-    # Ray's other names
-    ("A100-40G", 40),
     ("A100-80G", 80),
-    ("V100", 16),
-    ("L40S", 48),
     # Names that do not tell it: parts without a size, families, hosts
     ("a100l.3", 0),
     ("a100_mig", 0),
@@ -144,10 +108,10 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "gib"), NAMES)
-def test_the_memory_of_a_gpu_follows_from_its_name(name: str, gib: float) -> None:
-    assert memory_gib(name) == gib
-    assert gpus.lookup(name).memory == gib * 1e9
+def test_the_memory_of_a_gpu_follows_from_its_name() -> None:
+    assert {name: memory_gib(name) for name, _ in NAMES} == dict(NAMES)
+    for name, gib in NAMES:
+        assert gpus.lookup(name).memory == gib * 1e9
 
 
 SLICES = (
@@ -156,14 +120,11 @@ SLICES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SLICES)
-def test_parts_of_a_gpu_are_known_as_such(name: str) -> None:
-    assert gpus.is_slice(name)
+WHOLE = ("a100-40gb-512g", "h100-96", "gpu_h100_4", "gfx942-mi300x", "")
 
 
-@pytest.mark.parametrize("name", ["a100-40gb-512g", "h100-96", "gpu_h100_4", "gfx942-mi300x", ""])
-def test_whole_gpus_are_no_parts(name: str) -> None:
-    assert not gpus.is_slice(name)
+def test_parts_of_a_gpu_are_known_as_such() -> None:
+    assert {name for name in (*SLICES, *WHOLE) if gpus.is_slice(name)} == {*SLICES}
 
 
 @pytest.mark.parametrize(

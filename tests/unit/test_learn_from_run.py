@@ -25,7 +25,6 @@ from coordinate_eval.coordinator.supervisor.decide_rounds import last_round_recu
 from coordinate_eval.coordinator.supervisor.gather import gather_facts
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.coordinator.workers import trial
-from coordinate_eval.coordinator.workers.on_node import keeper
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines.simulated import answer
 from coordinate_eval.priors import catalogue
@@ -48,13 +47,12 @@ from coordinate_eval.records import (
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> RunDir:
+def run_dir(no_weights: None, tmp_path: Path) -> RunDir:
     return measured_run(tmp_path)
 
 
-def work(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def work(run_dir: RunDir) -> None:
     """Run the trial; weights are nothing that the simulated engine needs."""
-    monkeypatch.setattr(keeper.Arrival, "wait", lambda *_: None)
     assert trial.run_trial(run_dir, "n", 0, 60) == 0
 
 
@@ -63,10 +61,8 @@ def seen_of(run_dir: RunDir) -> dict[str, DatasetSeen]:
     return {s.dataset: s for s in seen if isinstance(s, DatasetSeen)}
 
 
-def test_a_trial_measures_what_its_shards_cost(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work(run_dir, monkeypatch)
+def test_a_trial_measures_what_its_shards_cost(run_dir: RunDir) -> None:
+    work(run_dir)
     seen = seen_of(run_dir)
     assert seen.keys() == {"text", "choice"}
     text, choice = seen["text"], seen["choice"]
@@ -90,9 +86,7 @@ def test_a_trial_measures_what_its_shards_cost(
     assert (started.trial, started.start_seconds >= 0) == ("n-0", True)
 
 
-def test_what_an_earlier_attempt_answered_is_not_counted(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_earlier_attempt_answered_is_not_counted(run_dir: RunDir) -> None:
     span = record(run_dir).shards[0].span
     ledger = Ledger(run_dir, "outputs")
     assert ledger.claim(span, "other", "gone") == 1
@@ -100,47 +94,39 @@ def test_what_an_earlier_attempt_answered_is_not_counted(
     for choice in range(2):
         writer.write(answer(request("text", 0, choice)).line())
     writer.give_back("died")
-    work(run_dir, monkeypatch)
+    work(run_dir)
     text = seen_of(run_dir)["text"]
     assert (text.shards, text.items, text.requests) == (3, ITEMS - 1, 2 * ITEMS - 2)
 
 
-def test_publishing_twice_leaves_one_record(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publishing_twice_leaves_one_record(run_dir: RunDir) -> None:
     run = record(run_dir)
     assert learn_from_run.store_observations(run_dir, run) == 0
-    work(run_dir, monkeypatch)
+    work(run_dir)
     assert learn_from_run.store_observations(run_dir, run) == 1
     assert learn_from_run.store_observations(run_dir, run) == 0
     seen = Store(Path(run.settings.priors_dir)).read()
     assert sorted(s.kind for s in seen) == ["dataset", "dataset", "trial"]
 
 
-def test_torn_lines_of_a_killed_trial_are_left_out(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work(run_dir, monkeypatch)
+def test_torn_lines_of_a_killed_trial_are_left_out(run_dir: RunDir) -> None:
+    work(run_dir)
     path = run_dir.observations("n-0")
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:-1], b"{torn\n", lines[-1][:40]]))
     assert sum(s.shards for s in seen_of(run_dir).values()) == 5
 
 
-def test_a_folder_that_cannot_be_written_does_not_end_a_trial(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_written_does_not_end_a_trial(run_dir: RunDir) -> None:
     (run_dir.root / "observations").write_text("a file is in the way")
-    work(run_dir, monkeypatch)
+    work(run_dir)
     assert not Ledger(run_dir, "outputs").unpublished(s.span for s in record(run_dir).shards)
     assert learn_from_run.collect_observations(run_dir, record(run_dir)) == []
 
 
 @pytest.mark.parametrize("portions", [1, 2])
-def test_seconds_of_a_metric_come_from_its_answers(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, portions: int
-) -> None:
-    work(run_dir, monkeypatch)
+def test_seconds_of_a_metric_come_from_its_answers(run_dir: RunDir, portions: int) -> None:
+    work(run_dir)
     before = record(run_dir)
     long = [s.model_copy(update={"metric_cpu_seconds": 8.0}) for s in before.shards]
     run = changed(before, shards=long, portion_seconds=8.0 / portions)
@@ -182,10 +168,8 @@ def test_what_scoring_took_is_summed_up(run_dir: RunDir) -> None:
     ]
 
 
-def test_the_next_plan_costs_what_this_run_took(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work(run_dir, monkeypatch)
+def test_the_next_plan_costs_what_this_run_took(run_dir: RunDir) -> None:
+    work(run_dir)
     run = record(run_dir)
     learn_from_run.store_observations(run_dir, run)
     priors = costs.read_priors(run.settings, time.time())
@@ -209,10 +193,8 @@ class Idle(FakeCluster):
 
 
 @pytest.mark.parametrize("usable", [True, False])
-def test_a_run_ends_whether_or_not_it_can_be_learned_from(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, usable: bool
-) -> None:
-    work(run_dir, monkeypatch)
+def test_a_run_ends_whether_or_not_it_can_be_learned_from(run_dir: RunDir, usable: bool) -> None:
+    work(run_dir)
     run = record(run_dir)
     store = Path(run.settings.priors_dir)
     if not usable:
@@ -252,15 +234,13 @@ def test_a_store_that_cannot_be_read_teaches_nothing(tmp_path: Path) -> None:
     assert costs.engine_start_seconds(priors, on) == costs.ENGINE_START_SECONDS
 
 
-def test_a_trial_tells_bad_input_from_other_errors(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_tells_bad_input_from_other_errors(run_dir: RunDir) -> None:
     run = record(run_dir)
     engine = EngineSettings(name="simulated", args={"surprise": 1})
     settings = run.settings.model_copy(update={"engine": engine})
     _files.write_record(run_dir.run, run.model_copy(update={"settings": settings}))
     with pytest.raises(UserError):
-        work(run_dir, monkeypatch)
+        work(run_dir)
     found = _files.read_record(run_dir.trial("n-0"), TrialProgress)
     assert (found.state, found.cause) == ("failed", "input")
     assert "no engine argument 'surprise'" in found.message

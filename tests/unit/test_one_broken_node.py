@@ -10,7 +10,7 @@ from tests.decisions import make_run
 from tests.incidents import Enough, Failing, avoided, ended, incident, tell
 from tests.plan_examples import planned
 from tests.plans import changed
-from tests.reviewer import NODES
+from tests.reviewer import NODES, OnCluster
 from tests.shown_runs import SUPERVISOR, Scheduler
 
 from coordinate_eval import _files
@@ -18,7 +18,6 @@ from coordinate_eval.clusters.protocol import Busy, End
 from coordinate_eval.coordinator.cli.inquire.status import describe
 from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided, suspected_nodes
 from coordinate_eval.coordinator.incidents.incident import write_incident
-from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.asked_nodes import without_avoided
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -117,7 +116,7 @@ def test_what_no_node_brings_about_is_tried_on_one(run_dir: RunDir) -> None:
 
 
 def test_a_node_in_use_is_waited_for_and_status_names_the_one_that_failed(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+    run_dir: RunDir, on_cluster: OnCluster
 ) -> None:
     cluster = Failing(run_dir, "engine start", MISSING)
     cluster.free, cluster.busy = NODES[:1], [Busy(name="n2", why="8 of 8 GPUs in use")]
@@ -132,7 +131,7 @@ def test_a_node_in_use_is_waited_for_and_status_names_the_one_that_failed(
         Supervisor(run_dir, cluster, tell=tell_user).run()
     assert rounds(run_dir) == [["n1"]]
     run = read_run(run_dir)
-    monkeypatch.setattr(clusters, "by_name", lambda *_: Scheduler([SUPERVISOR]))
+    on_cluster(Scheduler([SUPERVISOR]))
     (said,) = describe(run_dir, run, run.settings, 0, "")["avoided"]
     assert re.fullmatch(
         r"n1 is avoided until [-0-9: ]+: a job died of Import Error \(n1-\d of this run\)", said

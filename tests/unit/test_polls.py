@@ -35,10 +35,10 @@ class Says(FakeCluster):
 
     def __init__(self, *tasks: TaskStatus) -> None:
         super().__init__()
-        self.tasks = tasks
+        self.listed = tasks
 
     def poll(self, prefix: str) -> list[TaskStatus]:
-        return [task for task in self.tasks if task.name.startswith(prefix)]
+        return [task for task in self.listed if task.name.startswith(prefix)]
 
 
 def polls(cluster: Says, clock: SetClock) -> Polls:
@@ -69,7 +69,7 @@ def test_only_who_completes_all_that_time_is_gone(seen: list[tuple[float, bool]]
         clock.sleep(pause)
         now = clock.now()
         since = (now if since is None else since) if is_completing else None
-        cluster.tasks = (STUCK.model_copy(update={"completing": is_completing}),)
+        cluster.listed = (STUCK.model_copy(update={"completing": is_completing}),)
         (found,) = asked.tasks()
         late = since is not None and now - since >= GONE_SECONDS
         assert found.state is (State.ENDED if late else State.RUNNING)

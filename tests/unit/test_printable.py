@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from tests.decisions import make_run
 from tests.plans import CHECKPOINT, reviewed
+from tests.reviewer import OnCluster
 from tests.shown_runs import Scheduler
 from tests.steering import HOSTILE, steering
 from typer.testing import CliRunner, Result
@@ -25,7 +26,6 @@ from coordinate_eval._format import brief, plain, visible, visible_json
 from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.cli import app, output
 from coordinate_eval.coordinator.display import plan_terminal, show
-from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
@@ -163,13 +163,13 @@ def asked(planted: RunDir, *args: str) -> Result:
      ("runs", "--dataset", "a", "--json"), ("scores", "--json")],
 )  # fmt: skip
 def test_what_run_directories_hold_steers_no_terminal(
-    planted: RunDir, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
+    planted: RunDir, on_cluster: OnCluster, args: tuple[str, ...]
 ) -> None:
     task = TaskStatus(
         name=jobs.prefix(read_run(planted)) + HOSTILE, job_id=HOSTILE,
         state=State.PENDING, reason=HOSTILE, node=HOSTILE,
     )  # fmt: skip
-    monkeypatch.setattr(clusters, "by_name", lambda *_: Scheduler([task]))
+    on_cluster(Scheduler([task]))
     ran = asked(planted, *args)
     assert isinstance(ran.exception, SystemExit | None), repr(ran.exception)
     assert ran.stdout

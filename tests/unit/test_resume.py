@@ -36,11 +36,8 @@ def ask(reviewer: Reviewer) -> None:
 def test_a_silent_scheduler_is_given_no_run(
     reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def silent() -> None:
-        raise ClusterSilent("no answer")
-
     monkeypatch.setattr(clusters, "SILENCE_SECONDS", 0)
-    monkeypatch.setattr(reviewer.cluster, "nodes", silent)
+    reviewer.cluster.silent = True
     with pytest.raises(ClusterSilent) as caught:
         ask(reviewer)
     assert caught.value.exit_status == 3
@@ -91,12 +88,10 @@ def test_a_supervisor_that_is_resumed_ends_before_a_maintenance_announced_since(
     assert "reservation maint (tonight) takes all nodes" in reviewer.capsys.readouterr().err
 
 
-def test_several_who_ask_at_once_make_one_try(
-    reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_who_ask_at_once_make_one_try(reviewer: Reviewer) -> None:
     """Each looks before the supervisor of another is to be seen."""
     ask(reviewer)
-    monkeypatch.setattr(reviewer.cluster, "poll", lambda prefix: [])
+    reviewer.cluster.tasks = []
     for _ in range(MOST_TRIES):
         run_dir = fail(reviewer)
         for _ in range(MOST_TRIES + 1):
@@ -112,7 +107,7 @@ def test_a_supervisor_that_never_starts_is_not_asked_for_without_end(
 ) -> None:
     ask(reviewer)
     run_dir = fail(reviewer)
-    monkeypatch.setattr(reviewer.cluster, "poll", lambda prefix: [])
+    reviewer.cluster.tasks = []
     monkeypatch.setattr(resumes, "STARTING_SECONDS", 0.0)
     for _ in range(MOST_TRIES):
         ask(reviewer)
@@ -154,11 +149,8 @@ def test_a_run_is_marked_as_cancelled_though_the_scheduler_is_silent(
     ask(reviewer)
     run_dir = fail(reviewer)
 
-    def silent(prefix: str) -> list[TaskStatus]:
-        raise ClusterSilent("no answer")
-
     monkeypatch.setattr(clusters, "SILENCE_SECONDS", 0)
-    monkeypatch.setattr(reviewer.cluster, "poll", silent)
+    reviewer.cluster.silent = True
     with pytest.raises(ClusterSilent, match="is marked as cancelled"):
         cancel_run(run_dir)
     assert run_dir.cancelled.exists()
@@ -208,7 +200,7 @@ def test_asking_again_leaves_a_run_to_the_terminal_that_supervises_it(
     ask(reviewer)
     run_dir = fail(reviewer)
     run_dir.results.unlink()
-    monkeypatch.setattr(reviewer.cluster, "local", local, raising=False)
+    reviewer.cluster.local = local
     monkeypatch.setattr(state, "_is_ours", lambda pid: pid == os.getpid())
     take_over(run_dir)
     reviewer.capsys.readouterr()
@@ -229,10 +221,9 @@ def test_an_interrupted_wait_says_which_jobs_hold_gpus(
         job = Job(name=jobs.trials_name(run, 0, "n1"), argv=("x",), minutes=1, log="/l", gpus=1)
         submitted = Submitted(job=job, job_id="42", time=0)
         _files.write_record(run_dir.job(job.name), submitted)
-        tasks = [
+        reviewer.cluster.tasks = [
             TaskStatus(name=job.name, job_id="42", index=i, state=State.RUNNING) for i in range(4)
         ]
-        monkeypatch.setattr(reviewer.cluster, "poll", lambda prefix: tasks)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Supervisor, "run", interrupted)

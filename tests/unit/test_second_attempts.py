@@ -19,7 +19,6 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import TrialProgress
 from coordinate_eval.coordinator.workers import trial
 from coordinate_eval.coordinator.workers.next_shards import NextShards, TimeLeft
-from coordinate_eval.coordinator.workers.on_node import keeper
 from coordinate_eval.coordinator.workers.open_shards import OpenShards
 from coordinate_eval.coordinator.workers.second_attempts import (
     MOST_SEEN,
@@ -214,11 +213,11 @@ def test_whoever_is_overtaken_goes_on_though_storage_cannot_remove_its_lines(
     assert sorted(run.published(), key=lambda r: r.item) == list(map(answer, run.requests))
 
 
+@pytest.mark.usefixtures("no_weights")
 def test_a_trial_that_is_overtaken_answers_what_nobody_else_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would need hours for the shard that another one publishes meanwhile."""
-    monkeypatch.setattr(keeper.Arrival, "wait", lambda *_: None)
     monkeypatch.setattr(trial, "LOOK_SECONDS", 0.0)
     (tmp_path / "memory").mkdir()
     times = tmp_path / "times.json"
@@ -270,11 +269,11 @@ def test_while_much_is_left_nobody_looks(tmp_path: Path) -> None:
     assert run.claim() is None
 
 
+@pytest.mark.usefixtures("no_weights")
 def test_one_that_was_helped_by_a_trial_that_left_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its shard can be claimed again, and it has that in work already."""
-    monkeypatch.setattr(keeper.Arrival, "wait", lambda *_: None)
     (tmp_path / "memory").mkdir()
     run_dir = RunDir(tmp_path / "run")
     write_built(run_dir, {"concurrency": 2 * ITEMS - 1})  # the last request comes later
@@ -305,10 +304,10 @@ def test_who_dies_at_a_shard_after_it_was_helped_makes_it_a_suspect(tmp_path: Pa
 
 
 @pytest.mark.parametrize("silent", [0.0, 1e6])
+@pytest.mark.usefixtures("no_weights")
 def test_a_trial_that_finds_nothing_free_helps_a_slow_one_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: float
+    tmp_path: Path, silent: float
 ) -> None:
-    monkeypatch.setattr(keeper.Arrival, "wait", lambda *_: None)
     (tmp_path / "memory").mkdir()
     run_dir = RunDir(tmp_path / "run")
     write_built(run_dir, {})

@@ -91,11 +91,11 @@ def test_another_place_may_take_what_one_refuses(words: str) -> None:
     assert type(refusal(words, "sbatch x", gpus=True)) is SubmitRefused
 
 
-@pytest.mark.parametrize("words", [*LATER, *NEVER, *ELSEWHERE])
-def test_the_first_line_has_the_schedulers_words_and_the_second_the_command(words: str) -> None:
-    first, second = str(refusal(words, "sbatch --mem=1", gpus=True)).splitlines()
-    assert words.splitlines()[-1].removeprefix("sbatch: error: ") in first
-    assert second == "(submitted with sbatch --mem=1)"
+def test_the_first_line_has_the_schedulers_words_and_the_second_the_command() -> None:
+    for words in (*LATER, *NEVER, *ELSEWHERE):
+        first, second = str(refusal(words, "sbatch --mem=1", gpus=True)).splitlines()
+        assert words.splitlines()[-1].removeprefix("sbatch: error: ") in first
+        assert second == "(submitted with sbatch --mem=1)"
 
 
 def test_a_job_without_gpus_is_told_where_it_may_go() -> None:
@@ -117,34 +117,21 @@ def test_a_sites_own_words_may_ask_for_an_option(gpus: bool) -> None:
 SITES = {
     # Another partition, QOS, account.
     "A partition has not been provided, specifying a partition is now required.": ["partition"],
-    "This cluster requires you to explicitly list the partition you are submitting to.": [
-        "partition"
-    ],
     "job must be submitted to a valid queue": ["partition"],
     "You are not allowed to use partition bigmem": ["partition"],
-    "You are not permitted to submit to partition gpu": ["partition"],
     "Sorry, you are not authorized to run on these GPU nodes": ["partition", "account", "qos"],
     "A Quality of Service (QoS) has not been provided. Specifying a QoS is now required.": ["qos"],
     "No authorized Qos: gpu": ["qos"],
-    "Please do not specify to use QoS normal or qosgpu": ["qos"],
     "Please specify the job's account": ["account"],
     "You must include an RT Project with the -A flag to this command.": ["account"],
-    "Our cluster requires you to explicitly list the account you are submitting to.\n"
-    "sbatch: error: For more information, see https://docs.example.edu/run_jobs/queues/.": [
-        "account"
-    ],
-    "You have to specify account. Usage of default accounts is forbidden.": ["account"],
     "You are associated with multiple _gpu allocations...\n"
     "sbatch: error: Please specify one of the following accounts to submit this job:": ["account"],
-    "job submission rejected: no account/default_account set": ["account"],
     "obol: job rejected: insufficient budget": ["account"],
     "Your project has no GPU-hours left": ["account"],
     "You need to specify a project. Use '--account projectname'. Please be aware that "
     "'--comment projectname' will be deprecated.": ["account"],
-    "To use the GPU partition you must specify an account": ["partition", "account"],
     "Your account has expired or exceeded the allocated CPU time.\n"
     "sbatch: error: Please contact the account manager.": ["account"],
-    "Job aborted, your project ran out of CPU quota.": ["account"],
     "You have no project with GPU time": ["account"],
     # In other languages, too.
     "ERROR: -p を指定してください": ["partition"],
@@ -165,14 +152,11 @@ SITES = {
     "You are requesting 24 CPUs, which exceeds the maximum allowed of 16 CPUs for 1 GPU(s) of "
     "type a100.": ["[trial] cpus"],
     "Error: Requested CPU/GPU ratio 24 does not match required ratio 16": ["[trial] cpus"],
-    "Too many cores per GPU requested": ["[trial] cpus"],
     # Memory: how much, and how it is asked for.
     "Requesting memory by node is not supported. Use --mem-per-cpu.": ['memory ("per-cpu"'],
-    "--mem is not allowed, please use --mem-per-cpu instead": ['memory ("per-cpu"'],
     "Job rejected: Please do not specify memory for node-exclusive jobs.": ["false not at all"],
     "Error: Minimum memory per job is 1000 MB, please change your requirements.": ["memory_gib"],
     "Requested memory exceeds 64 GB per GPU": ["memory_gib"],
-    "You requested more memory than is available": ["memory_gib"],
     # The rest.
     "You must choose a node feature with --constraint": ["constraint"],
     "Please request a whole node with --exclusive": ["extra_args"],
@@ -180,19 +164,18 @@ SITES = {
 }
 
 
-@pytest.mark.parametrize("last", [f"{FAILED}Unspecified error", CLI_FILTER])
-@pytest.mark.parametrize("gpus", [True, False])
 @pytest.mark.parametrize(("own", "settings"), SITES.items())
 def test_the_settings_that_a_sites_own_words_speak_of_are_named(
-    own: str, settings: list[str], gpus: bool, last: str
+    own: str, settings: list[str]
 ) -> None:
-    found = refusal(f"sbatch: error: {own}\n{last}\n", "sbatch", gpus=gpus)
-    # No repetition mends a setting.
-    assert type(found) is SettingsRefused
-    cure = str(found).splitlines()[0].rpartition("set what this speaks of: ")[2]
-    assert len(cure.split("; ")) == len(settings)
-    for setting in settings:
-        assert setting in cure
+    for gpus, last in ((True, f"{FAILED}Unspecified error"), (False, CLI_FILTER)):
+        found = refusal(f"sbatch: error: {own}\n{last}\n", "sbatch", gpus=gpus)
+        # No repetition mends a setting.
+        assert type(found) is SettingsRefused
+        cure = str(found).splitlines()[0].rpartition("set what this speaks of: ")[2]
+        assert len(cure.split("; ")) == len(settings)
+        for setting in settings:
+            assert setting in cure
 
 
 WANT_GPUS = [

@@ -118,13 +118,13 @@ PRINTED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "takes", "words"), PRINTED)
-def test_when_a_node_takes_jobs(text: str, takes: Takes, words: str) -> None:
-    for wake in (False, True):
-        wanted = Wanted(partitions=frozenset({"low"}), wake=wake)
+@pytest.mark.parametrize("wake", [False, True])
+def test_when_a_node_takes_jobs(wake: bool) -> None:
+    wanted = Wanted(partitions=frozenset({"low"}), wake=wake)
+    for text, takes, words in PRINTED:
         free, busy = read_nodes([node(State=text)], wanted)
-        assert bool(free) is (takes is FREE or (wake and takes is ASLEEP))
-        assert [each.away for each in busy] == ([] if free else [takes is GONE])
+        assert bool(free) is (takes is FREE or (wake and takes is ASLEEP)), text
+        assert [each.away for each in busy] == ([] if free else [takes is GONE]), text
         if busy and not wake:
             assert busy[0].why == words
 

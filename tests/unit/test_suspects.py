@@ -29,7 +29,6 @@ from coordinate_eval.coordinator.run.records import (
     read_run,
 )
 from coordinate_eval.coordinator.workers import trial
-from coordinate_eval.coordinator.workers.on_node import keeper
 from coordinate_eval.coordinator.workers.open_shards import (
     Batch,
     OpenShards,
@@ -138,9 +137,8 @@ def test_a_note_that_is_torn_tells_nothing() -> None:
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+def run_dir(no_weights: None, tmp_path: Path) -> RunDir:
     """A planned run of two datasets, of two shards each; its trials need no weights."""
-    monkeypatch.setattr(keeper.Arrival, "wait", lambda *_: None)
     made = RunDir(tmp_path / "run")
     (tmp_path / "memory").mkdir()
     write_built(made, {})

@@ -20,7 +20,6 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.rounds import make_round
 from coordinate_eval.coordinator.workers import trial
-from coordinate_eval.coordinator.workers.on_node import keeper
 
 SHORT = JobLimits(gpu_minutes=30, gpu_why="MaxTime of partition gpu", cpu_minutes=20)
 
@@ -90,11 +89,9 @@ def test_a_plan_on_one_gpu_has_no_shard_that_is_too_long_for_its_job() -> None:
     assert sum(shard.stop - shard.start for shard in queue) == 100
 
 
-def test_work_for_which_no_job_has_time_is_done_by_several(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("no_weights")
+def test_work_for_which_no_job_has_time_is_done_by_several(tmp_path: Path) -> None:
     """A job of one minute has no time for any shard: it begins one, and the next another."""
-    monkeypatch.setattr(keeper.Arrival, "wait", lambda *_: None)
     run_dir = RunDir(tmp_path / "run")
     (tmp_path / "memory").mkdir()
     write_built(run_dir, {})

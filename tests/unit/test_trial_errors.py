@@ -14,7 +14,7 @@ from coordinate_eval.coordinator.run.logs import MOST_LOG_BYTES
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import TrialProgress
 from coordinate_eval.coordinator.workers import trial
-from coordinate_eval.coordinator.workers.on_node import keeper, whole_node
+from coordinate_eval.coordinator.workers.on_node import whole_node
 from coordinate_eval.coordinator.workers.open_shards import MOST_LOST
 from coordinate_eval.errors import EngineError, RecordError, UserError
 from coordinate_eval.evaluators.engines.simulated import SimulatedEngine
@@ -160,9 +160,8 @@ def test_rules_of_a_site_count_and_none_that_cannot_be_read(tmp_path: Path) -> N
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+def run_dir(no_weights: None, tmp_path: Path) -> RunDir:
     """A planned run of simulated trials, which need no weights."""
-    monkeypatch.setattr(keeper.Arrival, "wait", lambda *_: None)
     (tmp_path / "memory").mkdir()
     made = RunDir(tmp_path / "run")
     write_built(made, {})

@@ -37,7 +37,6 @@ from coordinate_eval.coordinator.supervisor.gather import gather_facts
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.coordinator.supervisor.placing.search import Search
 from coordinate_eval.coordinator.workers import trial as worker
-from coordinate_eval.coordinator.workers.on_node import keeper
 from coordinate_eval.diagnosis.rules import shipped
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators.engines.simulated import SimulatedEngine
@@ -272,6 +271,7 @@ def test_people_are_shown_what_is_below_the_line(tmp_path: Path) -> None:
     assert last_words(log) == ""
 
 
+@pytest.mark.usefixtures("no_weights")
 def test_what_a_checkpoint_makes_an_engine_say_that_starts_blames_no_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,7 +279,6 @@ def test_what_a_checkpoint_makes_an_engine_say_that_starts_blames_no_node(
     log = tmp_path / "trial.log"
     monkeypatch.setattr(sys, "stderr", log.open("w", buffering=1))
     monkeypatch.setattr(worker, "own_log", lambda: str(log))
-    monkeypatch.setattr(keeper.Arrival, "wait", lambda *_: None)
     (tmp_path / "memory").mkdir()
     run_dir = RunDir(tmp_path / "run")
     write_built(run_dir, {})
