@@ -1,4 +1,4 @@
-"""A whole run with `--first-signal`: rough scores of its slices, and the same scores at the end."""
+"""A whole run with `--first-signal`: rough scores of its slices, and those of all at the end."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from tests.tiny import tiny_model
 from coordinate_eval.coordinator.report.first_signal import Z_95
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
-from coordinate_eval.records import Answer, Response
+from coordinate_eval.records import Answer, Dataset, Response
 
 PRIORS = {
     "tiny_group": {"gpu_seconds": 5, "chunk_overhead_seconds": 0.1},
@@ -50,16 +50,7 @@ def signal(finished: Path) -> dict[str, Any]:
     return found
 
 
-def test_the_scores_are_those_of_a_run_without(
-    user: Workspace, suite: Path, finished: Path
-) -> None:
-    run = user.folder / "without"
-    user.call("run", tiny_model(), "--suite", suite, "--run-dir", run, "--json")
-    assert scores(finished) == scores(run)
-    assert not (run / "first-signal.json").exists()
-
-
-def test_every_slice_is_scored_as_its_responses_are(
+def test_slices_and_wholes_are_scored_as_their_responses_are(
     finished: Path, signal: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
@@ -75,11 +66,18 @@ def test_every_slice_is_scored_as_its_responses_are(
     assert signal["without"].keys() == {"tiny_cloze"}
     lines = (line for path in finished.glob("answers/*/*.jsonl") for line in path.open())
     answers = {answer.id: answer for answer in map(Answer.model_validate_json, lines)}
+
+    def responses(dataset: Dataset, *, signal: bool) -> list[Response]:
+        found = [s for s in run.shards if s.dataset == dataset.name and (s.signal or not signal)]
+        paths = [finished / "outputs" / dataset.name / f"{s.span.stem}.jsonl" for s in found]
+        return [Response.model_validate_json(line) for path in paths for line in path.open()]
+
+    whole: dict[str, Any] = {}
+    for dataset in run.suite.datasets:
+        whole |= evaluator.finish(dataset, responses(dataset, signal=False), answers).results
+    assert scores(finished) == whole
     for dataset in run.suite.datasets[:3]:
-        spans = [s.span for s in run.shards if s.dataset == dataset.name and s.signal]
-        paths = [finished / "outputs" / dataset.name / f"{span.stem}.jsonl" for span in spans]
-        responses = [Response.model_validate_json(n) for path in paths for n in path.open()]
-        expected = evaluator.finish_part(dataset, responses, answers)
+        expected = evaluator.finish_part(dataset, responses(dataset, signal=True), answers)
         found = signal["datasets"][dataset.name]
         assert found["items"] == expected.items
         for task, metrics in found["estimates"].items():
