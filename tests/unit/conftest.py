@@ -1,6 +1,8 @@
 """Fixtures of several files: submitted runs, reviewed plans, and weights to be staged."""
 
 import functools
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,14 @@ from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.supervisor.placing import other_runs
 from coordinate_eval.coordinator.workers.on_node import keeper
 from coordinate_eval.records import Checkpoint
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_disk() -> Iterator[None]:
+    """Nothing waits for a disk: what survives a power failure shows in no test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
