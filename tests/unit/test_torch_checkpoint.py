@@ -71,6 +71,13 @@ def test_ignores_what_trainers_leave_and_asks_when_unsure(state: Path) -> None:
     refused(state, "'ema.pt'", "'model.pt'")
 
 
+def test_parts_of_ranks_in_a_file_are_refused_with_a_way_out(tmp_path: Path) -> None:
+    sides(tmp_path)
+    with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
+        archive.writestr("x/data.pkl", b"\x80\x02ctorch.distributed.tensor\nDTensor\n.")
+    refused(tmp_path, "x.pt holds parts of tensors", "full_state_dict=True")
+
+
 class Runs:
     def __init__(self, function: Callable[..., Any], *arguments: object) -> None:
         self.reduced = (function, arguments)

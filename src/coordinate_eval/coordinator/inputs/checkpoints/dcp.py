@@ -250,7 +250,8 @@ def _read(path: Path) -> _Saved:
     with checkpoint_files.opened(path, weights=True) as opened:
         content = opened.read(_MOST_METADATA_BYTES + 1) or b""
     checkpoint_files.check_size(path, len(content), _MOST_METADATA_BYTES)
-    top = torch_pickle.walk(content, path, _CLASSES)
+    # However many ranks there are: each step takes a byte.
+    top = torch_pickle.walk(content, path, _CLASSES, most_opcodes=len(content) + 1)
     try:
         fields = _fields(top, "Metadata")
         tensors = {

@@ -98,7 +98,7 @@ TRAINERS: Final = frozenset(
         ("torch.torch_version", "TorchVersion"),
         ("torch.serialization", "_get_layout"),
         ("omegaconf.dictconfig", "DictConfig"),
-        ("omegaconf.listconfig", "ListConfig"),
+        ("omegaconf.listconfig", "list[Any]Config"),
         ("omegaconf.base", "ContainerMetadata Metadata"),
         ("omegaconf.nodes", "AnyNode"),
         ("typing", "Any"),
@@ -122,6 +122,7 @@ _ENCODINGS = ("latin1", "latin-1")
 # Types that a state dict names and never calls: they take a number of bytes to allocate.
 _ALLOCATING = {"Tensor", "Parameter", "TypedStorage", "UntypedStorage", *_STORAGES}
 _MOST_KEY_CHARACTERS, _MOST_KEY = 4096, 1 << 60  # larger numbers may all have one hash
+_OF_RANKS = ("torch.distributed.tensor", "torch.distributed._tensor", "torch.distributed._shard")
 _MATTERING = ("OrderedDict", "Size", "_rebuild")
 """Beginnings of the names whose calls give dicts, shapes and tensors."""
 
@@ -202,7 +203,12 @@ ANY_CLASS: Final[Container[tuple[str, str]]] = _AnyClass()
 """For files in which any class is named, such as those of optimizers."""
 
 
-def walk(pickled: bytes, path: Path, classes: Container[tuple[str, str]] | None = None) -> object:
+def walk(
+    pickled: bytes,
+    path: Path,
+    classes: Container[tuple[str, str]] | None = None,
+    most_opcodes: int | None = None,
+) -> object:
     """Return what the pickle would make: dicts, lists, tuples, `StoredTensor`, and unknowns.
 
     Args:
@@ -210,6 +216,7 @@ def walk(pickled: bytes, path: Path, classes: Container[tuple[str, str]] | None 
         path: names the file in messages.
         classes: which it may name besides those of state dicts, by module and name. What it would
             make of them is an `Object`.
+        most_opcodes: more of them are not followed.
 
     Raises:
         UserError: It is damaged, would run code, or makes more than tensors.
@@ -218,9 +225,12 @@ def walk(pickled: bytes, path: Path, classes: Container[tuple[str, str]] | None 
     try:
         machine = _Machine(path, _GIVEN_TO_A_BYTE * len(pickled), classes)
         for number, (opcode, argument, _) in enumerate(pickletools.genops(pickled)):
-            if number == _MOST_OPCODES:
+            if number == (most_opcodes or _MOST_OPCODES):
                 raise UserError(f"{path} holds more than tensors. {HOW_TO_SAVE}")
-            machine.step(opcode.name, argument)
+            follow = _STEPS.get(opcode.name)
+            if follow is None:
+                raise UserError(f"{path} holds more than tensors ({opcode.name}). {HOW_TO_SAVE}")
+            follow(machine, argument)
         return machine.stack[-1]
     except UserError:
         raise
@@ -241,74 +251,98 @@ class _Machine:
         self._left = most_given
         """Values and bytes that further calls may be given."""
 
-    def step(self, name: str, argument: Any) -> None:  # noqa: ANN401  # as pickletools has it
-        """Follow one opcode.
+    def push(self, argument: object) -> None:
+        self.stack.append(argument)
 
-        Raises:
-            UserError: The opcode is unknown, or names something that a state dict does not need.
-        """
-        stack = self.stack
-        if name in _CONSTANTS:
-            stack.append(_CONSTANTS[name]())
-        elif name in _LITERALS:
-            stack.append(argument)
-        elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            self._memo[len(self._memo) if argument is None else int(argument)] = stack[-1]
-        elif name in ("GET", "BINGET", "LONG_BINGET"):
-            stack.append(self._memo[int(argument)])
-        elif name == "GLOBAL":
-            stack.append(self._global(*argument.split(" ", 1)))
-        elif name == "STACK_GLOBAL":
-            attribute, module = stack.pop(), stack.pop()
-            stack.append(self._global(module, attribute))
-        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
-            count = int(name[-1])
-            stack[-count:] = [tuple(stack[-count:])]
-        elif name not in ("PROTO", "FRAME", "STOP"):
-            self._combine(name)
+    def memoize(self, argument: Any) -> None:  # noqa: ANN401  # as pickletools has it
+        self._memo[len(self._memo) if argument is None else int(argument)] = self.stack[-1]
 
-    def _combine(self, name: str) -> None:
-        """Follow an opcode that takes values from the stack."""
-        stack = self.stack
-        if name == "TUPLE":
-            stack.append(tuple(self._since_mark()))
-        elif name == "LIST":
-            stack.append(self._since_mark())
-        elif name in ("DICT", "SETITEMS"):
-            pairs = self._since_mark()
-            if name == "DICT":
-                stack.append(_Dict())
-            self._put(stack[-1], pairs)
-        elif name == "SETITEM":
-            value, key = stack.pop(), stack.pop()
-            self._put(stack[-1], [key, value])
-        elif name in ("APPENDS", "ADDITEMS", "POP_MARK"):
-            values = self._since_mark()
-            if name == "ADDITEMS" and self._classes is None:
-                _check_keys(values)
-            if name != "POP_MARK":
-                _extend(stack[-1], values)
-        elif name == "APPEND":
-            value = stack.pop()
-            _extend(stack[-1], [value])
-        elif name in ("BUILD", "POP"):
-            state = stack.pop()
-            if name == "BUILD":
-                self._count(state)
-                if isinstance(stack[-1], Object):
-                    stack[-1].state = state
-                elif isinstance(stack[-1], StoredTensor):
-                    raise UserError(f"{self._path} changes a tensor that it made. {HOW_TO_SAVE}")
-        elif name == "DUP":
-            stack.append(stack[-1])
-        elif name == "BINPERSID":
-            stack.append(_storage(stack.pop()))
-        elif name in ("REDUCE", "NEWOBJ"):
-            arguments, function = stack.pop(), stack.pop()
-            self._count(arguments)
-            stack.append(self._made(function, arguments))
-        else:
-            raise UserError(f"{self._path} holds more than tensors ({name}). {HOW_TO_SAVE}")
+    def get(self, argument: Any) -> None:  # noqa: ANN401
+        self.stack.append(self._memo[int(argument)])
+
+    def name(self, argument: Any) -> None:  # noqa: ANN401
+        module, name = argument.split(" ", 1) if argument else self._pop(2)
+        self.stack.append(self._global(module, name))
+
+    def join(self, argument: object) -> None:
+        self.stack.append(tuple(self._since_mark()))
+
+    def join_1(self, argument: object) -> None:
+        self.stack[-1:] = [tuple(self.stack[-1:])]
+
+    def join_2(self, argument: object) -> None:
+        self.stack[-2:] = [tuple(self._last(2))]
+
+    def join_3(self, argument: object) -> None:
+        self.stack[-3:] = [tuple(self._last(3))]
+
+    def make_list(self, argument: object) -> None:
+        self.stack.append(self._since_mark())
+
+    def make_dict(self, argument: object) -> None:
+        pairs = self._since_mark()
+        self.stack.append(_Dict())
+        self._put(self.stack[-1], pairs)
+
+    def set_items(self, argument: object) -> None:
+        pairs = self._since_mark()
+        self._put(self.stack[-1], pairs)
+
+    def set_item(self, argument: object) -> None:
+        pair = self._pop(2)
+        self._put(self.stack[-1], pair)
+
+    def extend(self, argument: object) -> None:
+        values = self._since_mark()
+        _extend(self.stack[-1], values)
+
+    def add(self, argument: object) -> None:
+        values = self._since_mark()
+        if self._classes is None:
+            _check_keys(values)
+        _extend(self.stack[-1], values)
+
+    def append(self, argument: object) -> None:
+        values = self._pop(1)
+        _extend(self.stack[-1], values)
+
+    def drop(self, argument: object) -> None:
+        self.stack.pop()
+
+    def drop_to_mark(self, argument: object) -> None:
+        self._since_mark()
+
+    def double(self, argument: object) -> None:
+        self.stack.append(self.stack[-1])
+
+    def build(self, argument: object) -> None:
+        state = self.stack.pop()
+        if isinstance(self.stack[-1], Object):
+            self.stack[-1].state = state
+        elif isinstance(self.stack[-1], StoredTensor):
+            raise UserError(f"{self._path} changes a tensor that it made. {HOW_TO_SAVE}")
+        self._count(state)
+
+    def store(self, argument: object) -> None:
+        self.stack.append(_storage(self.stack.pop()))
+
+    def call(self, argument: object) -> None:
+        function, arguments = self._pop(2)
+        self._count(arguments)
+        self.stack.append(self._made(function, arguments))
+
+    def nothing(self, argument: object) -> None:
+        pass
+
+    def _last(self, count: int) -> list[Any]:
+        if len(self.stack) < count:
+            raise ValueError("it takes what is not there")
+        return self.stack[-count:]
+
+    def _pop(self, count: int) -> list[Any]:
+        taken = self._last(count)
+        del self.stack[-count:]
+        return taken
 
     def _made(self, function: object, arguments: object) -> object:
         """Return what a call gives."""
@@ -336,6 +370,8 @@ class _Machine:
         Raises:
             ValueError: all calls together are given more than fits the pickle.
         """
+        if self._classes is not None:
+            return
         self._left -= 1 + (len(given) if isinstance(given, Sized) else 0)
         self._left -= given.others if isinstance(given, _Dict) else 0
         if self._left < 0:
@@ -352,6 +388,13 @@ class _Machine:
     def _global(self, module: object, name: object) -> Global:
         if not isinstance(module, str) or not isinstance(name, str):
             raise UserError(f"{self._path} hides what it would run. {HOW_TO_SAVE}")
+        if module.startswith(_OF_RANKS) and (module, name) not in (self._classes or ()):
+            raise UserError(
+                f"{self._path} holds parts of tensors that one of several ranks had "
+                f"({brief(name)}), not whole ones. Save with torch.distributed.checkpoint, which "
+                "is read, or gather the weights first: get_model_state_dict(model, options="
+                "StateDictOptions(full_state_dict=True, cpu_offload=True))"
+            )
         if (module, name) not in _HARMLESS and (module, name) not in (self._classes or ()):
             raise UserError(
                 f"{self._path} would run code when loaded: {brief(repr(f'{module}.{name}'))}; "
@@ -360,22 +403,50 @@ class _Machine:
         return Global(module, name)
 
 
-_CONSTANTS: dict[str, Callable[[], Any]] = {
-    "MARK": lambda: _MARK,
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_TUPLE": tuple,
-    "EMPTY_LIST": list,
-    "EMPTY_DICT": _Dict,
-    "EMPTY_SET": list,
-}
-_LITERALS = {
-    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
-    *("STRING", "BINSTRING", "SHORT_BINSTRING", "BYTEARRAY8"),
-    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
-    *("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
-}
+def _pushing(make: Callable[[], object]) -> Callable[[_Machine, Any], None]:
+    return lambda machine, _: machine.stack.append(make())
+
+
+_STEPS: dict[str, Callable[[_Machine, Any], None]] = {
+    **dict.fromkeys(
+        (
+            "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT",
+            "STRING", "BINSTRING", "SHORT_BINSTRING", "BYTEARRAY8", "BINBYTES", "SHORT_BINBYTES",
+            "BINBYTES8", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8",
+        ),
+        _Machine.push,
+    ),
+    "MARK": _pushing(lambda: _MARK),
+    "NONE": _pushing(lambda: None),
+    "NEWTRUE": _pushing(lambda: True),
+    "NEWFALSE": _pushing(lambda: False),
+    "EMPTY_TUPLE": _pushing(tuple),
+    "EMPTY_LIST": _pushing(list),
+    "EMPTY_DICT": _pushing(_Dict),
+    "EMPTY_SET": _pushing(list),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), _Machine.memoize),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _Machine.get),
+    **dict.fromkeys(("GLOBAL", "STACK_GLOBAL"), _Machine.name),
+    "TUPLE": _Machine.join,
+    "TUPLE1": _Machine.join_1,
+    "TUPLE2": _Machine.join_2,
+    "TUPLE3": _Machine.join_3,
+    "LIST": _Machine.make_list,
+    "DICT": _Machine.make_dict,
+    "SETITEMS": _Machine.set_items,
+    "SETITEM": _Machine.set_item,
+    "APPENDS": _Machine.extend,
+    "APPEND": _Machine.append,
+    "ADDITEMS": _Machine.add,
+    "POP": _Machine.drop,
+    "POP_MARK": _Machine.drop_to_mark,
+    "DUP": _Machine.double,
+    "BUILD": _Machine.build,
+    "BINPERSID": _Machine.store,
+    **dict.fromkeys(("REDUCE", "NEWOBJ"), _Machine.call),
+    **dict.fromkeys(("PROTO", "FRAME", "STOP"), _Machine.nothing),
+}  # fmt: skip
+"""What follows an opcode, by its name."""
 
 
 def _check_keys(values: object) -> None:
