@@ -72,6 +72,12 @@ def test_what_is_asked_for(
     assert (tmp_path / "step-100.evaluation.log").read_text() == f"{said}\n"
 
 
+def test_without_a_lease(command: Command, tmp_path: Path) -> None:
+    coordinate_eval.after_save(tmp_path / "step-100", keep=False)
+    ended()
+    assert "--no-keep" in command.arguments()
+
+
 def test_nobody_else_can_write_to_the_log_of_a_training_job_without_umask(
     command: Command, tmp_path: Path
 ) -> None:
