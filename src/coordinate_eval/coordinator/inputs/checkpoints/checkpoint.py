@@ -204,13 +204,14 @@ def find_beside(
 ) -> tuple[Path | None, list[Path]]:
     """Return the config of a checkpoint and the files of its tokenizer, where they are found."""
     place = _resolve(path)
-    beside = [place] if place.is_dir() else [place.parent, path.absolute().parent]
+    beside = [*([place] if place.is_dir() else []), place.parent, path.absolute().parent]
+    told = folder_file.of(place)
     files: list[Path] = []
     config_file = None
     with contextlib.suppress(UserError):
-        config_file = _find_config(place, beside, config)
+        config_file = _find_config(place, beside, config or told.config)
     with contextlib.suppress(UserError):
-        files = _find_tokenizer(place, beside, tokenizer)
+        files = _find_tokenizer(place, beside, tokenizer or told.tokenizer)
     return config_file, files
 
 
