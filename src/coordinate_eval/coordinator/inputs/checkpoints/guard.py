@@ -161,7 +161,7 @@ def judge(checkpoint: Checkpoint, source: Source) -> Verdict:
     then = ", or a mapping of your own with --mapping" if mapped else ""
     return Verdict(
         found,
-        f"checkpoint {checkpoint.path} is not the model of {config}{by}: {words}. Give the "
+        f"checkpoint {checkpoint.path} is not the model of its config.json{by}: {words}. Give the "
         f"config.json of this model with --config{then}",
     )
 
