@@ -37,10 +37,8 @@ FORMATS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "Llama 70B": (("consolidated.00.pth", "consolidated.01.pth"), "convert_llama_weights_to_hf"),
     "nanotron": (("checkpoint_metadata.json", "model/x", "model_config.json"), "nanotron"),
-    "adapter": (
-        ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"), "merge_and_unload",
-    ),
-    "older adapter": (("adapter_config.json", "adapter_model.bin", "training_args.bin"), "adapter"),
+    "adapter": (("adapter_config.json", "tokenizer.json"), "not whole"),
+    "adapter's weights": (("adapter_model.bin", "training_args.bin"), "adapter_config.json"),
     "GGUF": (("model-Q4_K_M.gguf",), "GGUF"),
     "Orbax": (("_CHECKPOINT_METADATA", "manifest.ocdbt", "d/x"), "Orbax"),
     "Flax": (("config.json", "flax_model.msgpack"), "from_flax"),

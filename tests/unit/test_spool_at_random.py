@@ -104,7 +104,13 @@ class Spool(RuleBasedStateMachine):
 
     def ask(self, step: int) -> None:
         inputs = read_inputs(self.settings, self.suite, self.home / f"step-{step}")
-        none: Any = {"config": None, "tokenizer": None, "run_dir": None}
+        none: Any = {
+            "config": None,
+            "tokenizer": None,
+            "mapping": None,
+            "base": None,
+            "run_dir": None,
+        }
         spooled.request(inputs, self.settings, "no sbatch", **none, as_json=True)
 
     @rule(step=st.integers(0, 1), line=st.integers(1, LINES))

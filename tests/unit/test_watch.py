@@ -1,6 +1,7 @@
 """What is a checkpoint, when it is finished, and what is done about it."""
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run.starting import resumes
 from coordinate_eval.errors import ClusterSilent, Unfinished, UserError
-from coordinate_eval.records import Suite
+from coordinate_eval.records import CheckpointFormat, Suite
 
 
 def names(folder: Path, pattern: str | None = None) -> list[str]:
@@ -123,8 +124,8 @@ class Site:
             (self.folder / f"step-{step}").mkdir()
         return self
 
-    def has_run(self, step: int, phase: Phase, *, age: float = -60, tries: int = 0) -> "Site":
-        name = f"step-{step}"
+    def has_run(self, step: int | str, phase: Phase, *, age: float = -60, tries: int = 0) -> "Site":
+        name = f"step-{step}" if isinstance(step, int) else step
         self.phases[name], self.created[name] = phase, time.time() - age
         self.tries[name] = tries
         return self
@@ -156,8 +157,19 @@ class Site:
     def _start(self, inputs: Any) -> int:
         self.asked.append(inputs.run_id)
         status = self.starting(inputs.run_id)
-        self.has_run(int(inputs.run_id.partition("-")[2]), Phase.QUEUED)
+        self.has_run(inputs.run_id, Phase.QUEUED)
         return status
+
+    def _checkpoint(self, name: str) -> Any:
+        """A checkpoint; of the name `step-1…step-3` an average of these and those between."""
+        steps = [int(number) for number in re.findall(r"step-(\d+)", name)]
+        path = str((self.folder / f"step-{steps[-1]}").resolve())
+        made = SimpleNamespace(path=path, format=CheckpointFormat.TORCH, shares=[], parts=[])
+        if len(steps) == 1:
+            return made
+        count = steps[-1] - steps[0] + 1
+        kind = CheckpointFormat.AVERAGE
+        return SimpleNamespace(path=name, format=kind, shares=[1.0] * count, parts=[made])
 
     def _run(self, name: str) -> Any:
         run_dir = SimpleNamespace(root=Path(self.settings.runs_dir) / name)
@@ -165,7 +177,7 @@ class Site:
             id=name,
             nonce=name,
             created=self.created[name],
-            checkpoint=SimpleNamespace(path=str((self.folder / name).resolve())),
+            checkpoint=self._checkpoint(name),
             suite=SimpleNamespace(digest="d"),
             settings=self.settings,
         )
@@ -197,6 +209,37 @@ def test_where_nothing_is_found_a_pattern_is_asked_for(
 def test_the_latest_first_and_four_at_most(site: Site) -> None:
     site.saves(1, 2, 3, 10, 20).once()
     assert site.asked == ["step-20", "step-10", "step-3", "step-2"]
+
+
+def test_averages_of_the_last_ones_are_evaluated_beside_them(site: Site) -> None:
+    site.saves(1, 2, 3, 4).once(last=3, most=9)
+    assert site.asked == [
+        "step-4",
+        "average of 3: step-2…step-4",
+        "step-3",
+        "average of 3: step-1…step-3",
+        "step-2",
+        "average of 2: step-1…step-2",
+        "step-1",
+    ]
+
+
+def test_averages_are_evaluated_once_also_when_training_deletes_the_first(site: Site) -> None:
+    site.saves(1, 2, 3).once(last=3, most=9)
+    site.asked.clear()
+    (site.folder / "step-1").rmdir()
+    site.saves(4).once(last=3, most=9)
+
+    assert site.asked == ["step-4", "average of 3: step-2…step-4"]
+
+
+def test_what_is_not_finished_is_in_no_average(site: Site) -> None:
+    site.saves(1, 2, 3)
+    (site.folder / "step-1" / "STABLE").touch()
+    (site.folder / "step-3" / "STABLE").touch()
+    site.once(last=5)
+
+    assert site.asked == ["step-3", "average of 2: step-1…step-3", "step-1"]
 
 
 def test_runs_that_are_alive_count(site: Site) -> None:

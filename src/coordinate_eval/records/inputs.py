@@ -17,6 +17,8 @@ class CheckpointFormat(StrEnum):
     DCP = "dcp"
     DEEPSPEED = "deepspeed"
     MEGATRON = "megatron"
+    ADAPTER = "adapter"
+    AVERAGE = "average"
 
     @property
     def converted(self) -> bool:
@@ -86,7 +88,11 @@ class Checkpoint(ModelCosts):
     path: str
     identity: str = Field(description="sha256 of names, sizes, mtimes and small files' bytes")
     format: CheckpointFormat
-    weights: list[str] = Field(description="files that tensors are read from, absolute")
+    weights: list[str] = Field(description="weight files of its own, absolute")
+    parts: list["Checkpoint"] = Field(
+        default=[], description="checkpoints that it is made of: the base, or those of an average"
+    )
+    shares: list[float] = Field(default=[], description="weights of these in an average")
     files: list[str] = Field(description="config and tokenizer files, absolute")
     mapping: TensorMapping | None = Field(
         default=None,
@@ -131,6 +137,24 @@ class Checkpoint(ModelCosts):
     def converted(self) -> bool:
         """Return whether its tensors are written as safetensors for engines."""
         return self.format.converted or self.mapping is not None
+
+    @property
+    def reads(self) -> float:
+        """Return the bytes that are read for each byte of the weights that engines get."""
+        if not self.parts:
+            return 1.0
+        return sum(part.bytes * part.reads for part in self.parts) / self.bytes
+
+    @property
+    def all_weights(self) -> list[str]:
+        """Return the files that tensors are read from, with those of its parts."""
+        return [*self.weights, *(file for part in self.parts for file in part.all_weights)]
+
+    @property
+    def all_files(self) -> list[str]:
+        """Return every file that it is read from, with those of its parts."""
+        own = [*self.weights, *self.files]
+        return own + [file for part in self.parts for file in part.all_files]
 
 
 class Prior(Record):

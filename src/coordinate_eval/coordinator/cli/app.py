@@ -27,7 +27,8 @@ class _Group(parsing.Commands):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own type
         if not ctx.resilient_parsing:  # completing a word that is not whole
             refuse_misspelled(args)
-        return super().parse_args(ctx, with_default_command(args))
+        args = parsing.with_joined_weights(with_default_command(args))
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own type
         try:

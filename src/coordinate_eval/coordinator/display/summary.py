@@ -10,7 +10,7 @@ from coordinate_eval._format import duration, plain, plural, size
 from coordinate_eval.clusters.protocol import ShownJob
 from coordinate_eval.coordinator.planning.context import Need
 from coordinate_eval.coordinator.planning.judge_plan import EXCHANGE_TOKENS, questions_to_judge
-from coordinate_eval.coordinator.planning.plan import Cost, Plan
+from coordinate_eval.coordinator.planning.plan import Cost, Plan, PlanCheckpoint
 from coordinate_eval.coordinator.planning.plan_run import Offer, PlannedRun
 from coordinate_eval.coordinator.planning.simulate import Timeline, TrialBar, simulate
 from coordinate_eval.coordinator.run.records import ANY_NODE, Run
@@ -217,7 +217,18 @@ def _model(plan: Plan) -> list[tuple[str, str]]:
     if model.state_bytes:
         words.append(f"{size(model.state_bytes)} of state a sequence")
     rows = [("", ", ".join(words))] if words else []
-    return [*rows, *([("", plain(model.doubt))] if model.doubt else [])]
+    return [*_parts(model), *rows, *([("", plain(model.doubt))] if model.doubt else [])]
+
+
+def _parts(model: PlanCheckpoint) -> list[tuple[str, str]]:
+    """Return what a checkpoint is made of: the base of an adapter, or the members of an average."""
+    if not model.shares:
+        return [("", f"merged into {plain(part.path)}") for part in model.parts]
+    total = sum(model.shares)
+    return [
+        ("", f"{share / total:.4g} × {plain(part.path)}")
+        for part, share in zip(model.parts, model.shares, strict=True)
+    ]
 
 
 def _each(plan: Plan) -> str:

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from coordinate_eval import _files
 from coordinate_eval._engines import kind_of
 from coordinate_eval.clusters.protocol import JobLimits
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint, saved
+from coordinate_eval.coordinator.inputs.checkpoints.average import Members
 from coordinate_eval.coordinator.inputs.folders import folder_for_tasks
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import reviewed_plan
@@ -24,7 +24,7 @@ from coordinate_eval.coordinator.run.starting.create import run_id
 from coordinate_eval.errors import Unfinished, UserError
 from coordinate_eval.evaluators.engines import base as engines
 from coordinate_eval.evaluators.engines import vllm_arguments
-from coordinate_eval.records import Checkpoint, Suite
+from coordinate_eval.records import Checkpoint, CheckpointFormat, Suite
 
 
 @dataclass(frozen=True)
@@ -65,35 +65,42 @@ class Inputs:
 def read_inputs(
     settings: Settings,
     suite: Suite,
-    checkpoint: Path | None,
+    checkpoint: Path | Members | None,
     *,
     step: int | None = None,
     config: Path | None = None,
     tokenizer: Path | None = None,
     mapping: Path | None = None,
+    base: Path | None = None,
     reviewed: Plan | None = None,
     strict: bool = True,
 ) -> Inputs:
     """Inspect the checkpoint, and check that the reviewed plan is of these inputs.
 
     Without a checkpoint, that of the plan is taken. `config` and `tokenizer` stand in for the
-    files of the checkpoint, and `mapping` for the shipped ones. `strict` is that of `Inputs`.
+    files of the checkpoint, `mapping` for the shipped ones, and `base` for the base of an adapter.
+    `strict` is that of `Inputs`.
 
     Raises:
         UserError: A file is missing or malformed, the plan is of other inputs, or the engine has no
             such arguments.
     """
-    path = checkpoint or (Path(reviewed.checkpoint.path) if reviewed else None)
-    if path is None:
+    if reviewed is not None:
+        checkpoint = checkpoint or checkpoints.named(reviewed.checkpoint)
+        base = base or checkpoints.base_of(reviewed.checkpoint)
+    if checkpoint is None:
         raise UserError("give a checkpoint CKPT, or --plan FILE of a plan that names one")
-    inspected = _inspect(path, settings, config=config, tokenizer=tokenizer, mapping=mapping)
+    given = {"config": config, "tokenizer": tokenizer, "mapping": mapping, "base": base}
+    inspected = _inspect(checkpoint, settings, **given)
+    if inspected.format is CheckpointFormat.AVERAGE:  # its own name may tell none
+        step = checkpoints.trained_step(inspected) if step is None else step
     rubrics = [dataset.rubric for dataset in suite.datasets if dataset.rubric]
     settings = judge_checkpoint.named(settings, rubrics)
     folder = folder_for_tasks(str(Path.cwd()), inspected)
     if settings.stage.where == "none" and inspected.converted:
         raise UserError(
-            f"{path} has to be converted for engines, which is done where it is staged: set "
-            "[stage] where to shm, or to `local DIR`"
+            f"{inspected.path} has to be converted for engines, which is done where it is staged: "
+            "set [stage] where to shm, or to `local DIR`"
         )
     found = Inputs(inspected, suite, settings, reviewed, folder=folder, step=step, strict=strict)
     if reviewed is not None:
@@ -108,12 +115,13 @@ def read_inputs(
     return found
 
 
-def _inspect(path: Path, settings: Settings, **given: Any) -> Checkpoint:  # noqa: ANN401
+def _inspect(what: Path | Members, settings: Settings, **given: Path | None) -> Checkpoint:
     """Return the checkpoint. What a run that waits cannot use yet may still be being written."""
     try:
-        return checkpoints.inspect(path, **given)
+        return checkpoints.inspect(what, **given)
     except UserError as error:
-        if settings.queue and saved.is_young(path):
+        paths = what.paths if isinstance(what, Members) else [what]
+        if settings.queue and any(map(saved.is_young, paths)):
             raise Unfinished(
                 f"{error}\nIt has just been changed: if it is being written, ask again afterwards"
             ) from error

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ConfigDict, Field
 
 from coordinate_eval.coordinator.run.records import JudgePlace
-from coordinate_eval.records import Record, Shard
+from coordinate_eval.records import CheckpointFormat, Record, Shard
 
 
 class Cost(Record):
@@ -96,6 +96,21 @@ class PlanCheckpoint(Record):
 
     path: str
     identity: str
+    format: CheckpointFormat = Field(
+        default=CheckpointFormat.SAFETENSORS,
+        description="absent if it is not made of others",
+        exclude_if=lambda kind: kind not in (CheckpointFormat.ADAPTER, CheckpointFormat.AVERAGE),
+    )
+    parts: list["PlanCheckpoint"] = Field(
+        default=[],
+        description="checkpoints that it is made of: the base, or those of an average",
+        exclude_if=lambda parts: not parts,
+    )
+    shares: list[float] = Field(
+        default=[],
+        description="weights of these in an average",
+        exclude_if=lambda shares: not shares,
+    )
     bytes: int
     parameters: int
     active_parameters: int = Field(

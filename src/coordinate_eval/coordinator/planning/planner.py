@@ -151,7 +151,9 @@ def stage_seconds(checkpoint: Checkpoint, capacity: Capacity) -> float:
         return 0.0
     link = Link(capacity.storage_gigabits_per_node, capacity.storage_shared)
     copied = capacity.node_bytes or checkpoint.bytes
-    return link.seconds(copied, len(capacity.nodes) * capacity.nodes_per_trial)
+    return link.seconds(
+        int(copied * checkpoint.reads), len(capacity.nodes) * capacity.nodes_per_trial
+    )
 
 
 def metric_jobs(

@@ -26,7 +26,15 @@ from coordinate_eval.coordinator.run.logs import LAST_LOG_LINES, MOST_LOG_BYTES
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run
 from coordinate_eval.errors import ForeignError, RecordError
-from coordinate_eval.records import DatasetResults, Outputs, OwnAnswers, Record, Span
+from coordinate_eval.records import (
+    Checkpoint,
+    CheckpointFormat,
+    DatasetResults,
+    Outputs,
+    OwnAnswers,
+    Record,
+    Span,
+)
 
 WORTH_SAYING = 0.1
 """Share of a dataset's answers that has to be degenerate before people are told."""
@@ -120,6 +128,7 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
             "path": run.checkpoint.path,
             "identity": run.checkpoint.identity,
             "parameters": run.checkpoint.parameters,
+            **_made_of(run.checkpoint),
         },
         "suite": {"name": run.suite.name, "digest": run.suite.digest},
         "engine": run.settings.engine.model_dump(),
@@ -183,6 +192,16 @@ def differences(before: RunDir, scored: Mapping[str, DatasetResults]) -> Rescore
                     of_dataset[metric] = {"before": old, "now": new}
     differ = {name: why for name, why in judges.items() if why}
     return Rescored(dir=str(before.root), changed=changed, not_scored_before=unknown, judges=differ)
+
+
+def _made_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what a checkpoint is made of, if it is made of others."""
+    if checkpoint.format is CheckpointFormat.ADAPTER:
+        return {"base": checkpoint.parts[0].path}
+    if checkpoint.format is CheckpointFormat.AVERAGE:
+        members = [part.path for part in checkpoint.parts]
+        return {"average": members, "weights": checkpoint.shares}
+    return {}
 
 
 def _rescored(run: Run, scored: Mapping[str, DatasetResults]) -> dict[str, Any] | None:

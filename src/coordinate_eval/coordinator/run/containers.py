@@ -1,5 +1,6 @@
 """The containers of a run's jobs: which image, and what of the node is in it."""
 
+import contextlib
 import itertools
 import os
 import shlex
@@ -16,6 +17,7 @@ from coordinate_eval.clusters.containers import (
     contained,
     packages,
 )
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
@@ -83,12 +85,14 @@ def container_of(run: Run, run_dir: RunDir, kind: Kind) -> Container | None:
     settings, checkpoint = run.settings, run.checkpoint
     if settings.container.image_of(kind) is None:
         return None
-    read = [checkpoint.path, *checkpoint.files, *checkpoint.weights, str(run.lease)]
+    read = [checkpoint.path, *checkpoint.all_files, str(run.lease)]
     if kind in ("build", "score"):  # they run tasks
         read += [*run.suite.include_path, *filter(None, [run.folder])]
     if settings.judge.checkpoint and kind == "judge":
         judge = Path(settings.judge.checkpoint)
-        read += [str(judge), *map(str, judge.iterdir())]
+        read += [str(judge), *(map(str, judge.iterdir()) if judge.is_dir() else ())]
+        with contextlib.suppress(UserError):  # its job says what is wrong
+            read += checkpoints.inspect(judge).all_files
     read += filter(None, [settings.diagnosis.rules, settings.judge.baseline])
     return container(settings, kind, [run_dir.root], read, run_dir.home)
 

@@ -42,7 +42,7 @@ def take(run_dir: RunDir, run: Run) -> bool:
     does not allow it.
     """
     lease, wanted = run.lease, run.settings.stage.keep and not run.settings.engine.elsewhere
-    if not wanted or not any(map(_is_linkable, run.checkpoint.weights)):
+    if not wanted or not any(map(_is_linkable, run.checkpoint.all_weights)):
         return False
     try:
         remove_abandoned(lease.parent)
@@ -72,9 +72,11 @@ def leased(run: Run) -> Checkpoint:
     def kept(name: str) -> str:
         return path if os.path.lexists(path := f"{files}{name}") else name
 
-    was = run.checkpoint
-    changed = {"weights": [*map(kept, was.weights)], "files": [*map(kept, was.files)]}
-    return was.model_copy(update=changed)
+    def moved(was: Checkpoint) -> Checkpoint:
+        changed = {"weights": [*map(kept, was.weights)], "files": [*map(kept, was.files)]}
+        return was.model_copy(update={**changed, "parts": [*map(moved, was.parts)]})
+
+    return moved(run.checkpoint)
 
 
 def is_deleted(run: Run) -> bool:
@@ -82,7 +84,7 @@ def is_deleted(run: Run) -> bool:
 
     Where even the folder around it is missing, this machine may lack the file system.
     """
-    weights = run.checkpoint.weights
+    weights = run.checkpoint.all_weights
     if run.settings.engine.elsewhere or run.lease.is_dir():
         return False
     around = Path(run.checkpoint.path).parent
@@ -122,11 +124,11 @@ def remove_abandoned(folder: Path) -> None:
 def _link_all(checkpoint: Checkpoint, files: Path) -> bool:
     """Link the files of each folder, all or none. Return whether there are weights among them."""
     folders: dict[Path, set[str]] = defaultdict(set)
-    for path in map(Path, (*checkpoint.weights, *checkpoint.files)):
+    for path in map(Path, checkpoint.all_files):
         folders[path.parent].add(path.name)
     for folder, names in folders.items():
         _link(folder, sorted(names), Path(f"{files}{folder}"))
-    return any(os.path.lexists(f"{files}{name}") for name in checkpoint.weights)
+    return any(os.path.lexists(f"{files}{name}") for name in checkpoint.all_weights)
 
 
 def _link(folder: Path, names: Sequence[str], into: Path) -> None:

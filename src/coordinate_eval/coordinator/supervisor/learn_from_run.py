@@ -207,7 +207,7 @@ def _stages(run_dir: RunDir, run: Run, name: str, model: roofline.Model) -> Iter
             conditions=conditions(run.settings.engine, "", nodes[node], model),
             node=node,
             storage=copy.storage,
-            bytes=max(1, run.node_bytes or run.checkpoint.bytes),
+            bytes=max(1, int((run.node_bytes or run.checkpoint.bytes) * run.checkpoint.reads)),
             seconds=copy.seconds,
             at_once=others,
             converted=run.checkpoint.converted,

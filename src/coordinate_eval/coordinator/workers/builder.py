@@ -19,6 +19,7 @@ from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.workers.pull import Puller, pull
 from coordinate_eval.coordinator.workers.signals import until_stopped
 from coordinate_eval.errors import DataMissing, UserError
+from coordinate_eval.records import CheckpointFormat
 
 
 def run_builder(run_dir: RunDir) -> int:
@@ -61,7 +62,10 @@ class BuildJob(Puller):
         _files.write(self._dir.requests_error(piece.span.dataset), f"{said}\n")
 
     def _missing_here(self) -> str:
-        asked = [self._run.checkpoint.path, "--suite", self._run.settings.suite]
+        checkpoint = self._run.checkpoint
+        made = checkpoint.format is CheckpointFormat.AVERAGE  # whose tokenizer is the last one's
+        path = checkpoint.parts[-1].path if made else checkpoint.path
+        asked = [path, "--suite", self._run.settings.suite]
         command = shlex.join(["coordinate-eval", "prefetch", *asked])
         return (
             "the data is in no cache that compute nodes see, and they reach no hub. Run "

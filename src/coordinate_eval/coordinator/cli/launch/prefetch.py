@@ -14,6 +14,8 @@ from coordinate_eval.coordinator.cli import output
 from coordinate_eval.coordinator.cli.inquire.runs import find
 from coordinate_eval.coordinator.cli.launch.runnable import runnable
 from coordinate_eval.coordinator.cli.output import quiet_libraries, say, write_json
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs.checkpoints.average import Members
 from coordinate_eval.coordinator.inputs.folders import check_writable, working_in
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.new_run import Inputs
@@ -24,21 +26,21 @@ from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.errors import UserError
 
 
-def latest_checkpoint(settings: Settings) -> Path:
+def latest_checkpoint(settings: Settings) -> Path | Members:
     """Return the checkpoint of the user's latest run, and say so.
 
     Raises:
         UserError: there is no run.
     """
     try:
-        found = Path(read_run(find(None, settings)).checkpoint.path)
+        found = read_run(find(None, settings)).checkpoint
     except UserError as error:
         raise UserError(
             "give a checkpoint CKPT: prompts are built for its tokenizer, and you have no run "
             "whose checkpoint could be taken"
         ) from error
-    say(f"for the checkpoint of your latest run: {found}")
-    return found
+    say(f"for the checkpoint of your latest run: {found.path}")
+    return checkpoints.named(found)
 
 
 def prefetch(inputs: Inputs, *, jobs: int, as_json: bool, verbose: bool) -> int:

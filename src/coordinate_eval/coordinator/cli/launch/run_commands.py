@@ -1,13 +1,18 @@
 """Commands that start, continue and end runs."""
 
 import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from coordinate_eval.coordinator.cli.options import common, launching
+from coordinate_eval.coordinator.cli.options import common, launching, parsing
 from coordinate_eval.coordinator.cli.options.asked import AskedRun, spread
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.errors import UserError
+
+if TYPE_CHECKING:
+    from coordinate_eval.coordinator.inputs.checkpoints.average import Members
 
 
 def register(app: typer.Typer) -> None:
@@ -17,15 +22,18 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    checkpoint: launching.Checkpoint = None,
+    checkpoints: launching.Checkpoints = None,
     *,
     asked: AskedRun,
     strict: launching.Strict = True,
+    average: launching.Average = False,
+    weights: launching.Weights = None,
     step: launching.Step = None,
     model_config: launching.ModelConfig = None,
     tokenizer: launching.Tokenizer = None,
     mapping: launching.Mapping = None,
     check_against: launching.CheckAgainst = None,
+    base: launching.Base = None,
     run_dir: launching.RunDirectory = None,
     dry_run: launching.DryRun = False,
     html: launching.Html = None,
@@ -66,11 +74,12 @@ def run(
     inputs = read_inputs(
         settings,
         suite,
-        checkpoint,
+        _what(checkpoints or [], average, weights),
         step=step,
         config=model_config,
         tokenizer=tokenizer,
         mapping=mapping,
+        base=base,
         reviewed=reviewed,
         strict=strict or dry_run,  # a dry run builds all of it
     )
@@ -79,10 +88,9 @@ def run(
 
         against.check(inputs.checkpoint, check_against)
     if not (dry_run or wait or plan) and (why := spooled.why_requested(settings)):
-        stand_ins = {"config": model_config, "tokenizer": tokenizer, "mapping": mapping}
-        raise typer.Exit(
-            spooled.request(inputs, settings, why, **stand_ins, run_dir=run_dir, as_json=as_json)
-        )
+        given = {"config": model_config, "tokenizer": tokenizer, "mapping": mapping, "base": base}
+        given |= {"run_dir": run_dir}
+        raise typer.Exit(spooled.request(inputs, settings, why, **given, as_json=as_json))
     if not dry_run:
         raise typer.Exit(start_run(inputs, run_dir, wait=wait, as_json=as_json))
     # What submits a run does without it, and returns sooner.
@@ -98,6 +106,22 @@ def run(
         what_if=what_if,
         estimate=estimate,
     )
+
+
+def _what(paths: list[Path], average: bool, weights: str | None) -> "Path | Members | None":
+    """Return the checkpoint that is asked for, None if none is named."""
+    from coordinate_eval.coordinator.inputs.checkpoints.average import members
+
+    if average:
+        return members(paths, None if weights is None else parsing.numbers(weights))
+    if weights is not None:
+        raise UserError("--weights are those of an average: add --average")
+    if len(paths) > 1:
+        raise UserError(
+            f"{len(paths)} checkpoints are given: start a run for each, or add --average to "
+            "evaluate their average"
+        )
+    return paths[0] if paths else None
 
 
 def rescore(

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,10 @@ from coordinate_eval.coordinator.cli.options import common, launching, parsing
 from coordinate_eval.coordinator.cli.options.asked import AskedPrompts, AskedRun, spread
 from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.errors import CoordinateError, UserError
+
+if TYPE_CHECKING:
+    from coordinate_eval.coordinator.inputs.checkpoints.average import Members
+    from coordinate_eval.coordinator.inputs.checkpoints.saved import Saved
 
 _WATCH = "What to watch"
 
@@ -68,6 +72,16 @@ _Newest = Annotated[
         "--newest",
     ),
 ]
+_Average = Annotated[
+    int | None,
+    option(
+        _WATCH,
+        "last:N",
+        "Also evaluate, of each checkpoint, the average of the N that end with it.",
+        "--average",
+        parser=parsing.last,
+    ),
+]
 _Cron = Annotated[
     bool,
     option(
@@ -117,6 +131,7 @@ def watch(
     marker: _Marker = None,
     most: _Most = None,
     newest: _Newest = False,
+    average: _Average = None,
     cron: _Cron = False,
     log: _Log = None,
     *,
@@ -125,6 +140,7 @@ def watch(
     model_config: launching.ModelConfig = None,
     tokenizer: launching.Tokenizer = None,
     mapping: launching.Mapping = None,
+    base: launching.Base = None,
     dry_run: _DryWatch = False,
     as_json: common.Json = False,
     settings_file: common.SettingsFile = None,
@@ -157,12 +173,23 @@ def watch(
 
     def ask(saved: Saved) -> Inputs:
         return read_inputs(
-            settings, suite, saved.path, step=saved.step, config=model_config, tokenizer=tokenizer,
-            mapping=mapping, strict=strict,
+            settings, suite, _what(saved), step=saved.step, config=model_config,
+            tokenizer=tokenizer, mapping=mapping, base=base, strict=strict,
         )  # fmt: skip
 
     watched = Watch(
-        folder, Pattern(pattern), settings, suite, ask, quiet, marker, most, dry_run, newest, strict
+        folder,
+        Pattern(pattern),
+        settings,
+        suite,
+        ask,
+        quiet,
+        marker,
+        most,
+        dry_run,
+        newest,
+        strict,
+        average or 0,
     )
     if cron:
         job = cron_job(folder, sys.argv[2:], every, settings)
@@ -183,6 +210,12 @@ def watch(
         time.sleep(every)
 
 
+def _what(saved: "Saved") -> "Path | Members":
+    from coordinate_eval.coordinator.inputs.checkpoints.average import members
+
+    return members(saved.members, None) if saved.members else saved.path
+
+
 def prefetch(
     ckpt: _PrefetchedFor = None,
     checkpoint: _Checkpoint = None,
@@ -191,6 +224,7 @@ def prefetch(
     model_config: launching.ModelConfig = None,
     tokenizer: launching.Tokenizer = None,
     mapping: launching.Mapping = None,
+    base: launching.Base = None,
     jobs: _Jobs = None,
     as_json: common.Json = False,
     verbose: _Verbose = False,
@@ -215,6 +249,7 @@ def prefetch(
         config=model_config,
         tokenizer=tokenizer,
         mapping=mapping,
+        base=base,
         strict=False,  # what cannot be built is named at the end
     )
     processes = jobs or len(os.sched_getaffinity(0))

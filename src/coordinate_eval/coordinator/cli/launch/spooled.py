@@ -14,6 +14,7 @@ from coordinate_eval._after_save import REQUESTED
 from coordinate_eval.coordinator.cli.launch.run import start_run
 from coordinate_eval.coordinator.cli.output import say, write_json
 from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.folders import working_in
 from coordinate_eval.coordinator.inputs.layers import flatten
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
@@ -54,6 +55,7 @@ def request(
     config: Path | None,
     tokenizer: Path | None,
     mapping: Path | None,
+    base: Path | None,
     run_dir: Path | None,
     as_json: bool,
 ) -> int:
@@ -66,13 +68,14 @@ def request(
         config: stands in for the checkpoint's config, as does `tokenizer`.
         tokenizer: see `config`.
         mapping: from the names of its tensors to Hugging Face's, if one is named.
+        base: stands in for the base that an adapter names.
         run_dir: the run directory, if one is named.
         as_json: print what was done as JSON.
 
     Raises:
         UserError: it cannot be written.
     """
-    checkpoint = inputs.checkpoint.path
+    checkpoint, named = inputs.checkpoint.path, checkpoints.named(inputs.checkpoint)
     values = flatten(given.model_dump(mode="json", exclude_unset=True))
     for name in FOLDERS:  # the spool is in runs_dir; a default is of this machine
         if name == "runs_dir" or values.get(name) == getattr(Settings(), name):
@@ -87,6 +90,9 @@ def request(
         model_config_file=_absolute(config),
         tokenizer=_absolute(tokenizer),
         mapping=_absolute(mapping),
+        base=_absolute(base),
+        members=[] if isinstance(named, Path) else list(map(str, named.paths)),
+        weights=[] if isinstance(named, Path) else named.weights,
         run_dir=_absolute(run_dir),
         strict=inputs.strict,
         folder=str(Path.cwd()),
@@ -160,11 +166,12 @@ def _start(spooled: Spooled, runs_dir: Path) -> Path:
         inputs = read_inputs(
             settings,
             spooled.suite,
-            Path(spooled.checkpoint),
+            spooled.what,
             step=spooled.step,
             config=Path(spooled.model_config_file) if spooled.model_config_file else None,
             tokenizer=Path(spooled.tokenizer) if spooled.tokenizer else None,
             mapping=Path(spooled.mapping) if spooled.mapping else None,
+            base=Path(spooled.base) if spooled.base else None,
             strict=spooled.strict,
         )
         if inputs.checkpoint.identity != spooled.identity:
@@ -189,7 +196,7 @@ def _as_seen_here(spooled: Spooled, settings: Settings) -> Spooled:
         path = Path(each.checkpoint)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if path.parent.stat().st_ino == spooled.folder_inode:
-                if path.exists():
+                if all(Path(name).exists() for name in each.members or [each.checkpoint]):
                     return each
                 raise _NotThere("the checkpoint is gone")
     raise UserError(

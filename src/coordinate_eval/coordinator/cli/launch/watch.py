@@ -13,8 +13,8 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ from coordinate_eval.coordinator.cli.launch.runnable import check_common
 from coordinate_eval.coordinator.cli.launch.spooled import submit_waiting
 from coordinate_eval.coordinator.cli.output import say, write_json
 from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.checkpoints.average import Members
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import unchanged
-from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved, look
+from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved, look, trainer_of
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.new_run import Inputs
 from coordinate_eval.coordinator.report import state
@@ -48,7 +49,7 @@ from coordinate_eval.errors import (
     Unfinished,
     UserError,
 )
-from coordinate_eval.records import Record, Suite
+from coordinate_eval.records import Checkpoint, CheckpointFormat, Record, Suite
 
 MOST_ALIVE = 4
 """Most runs at once on a cluster, if the user does not say. On one machine there is one."""
@@ -109,6 +110,8 @@ class Watch:
     """Evaluate no checkpoint that a newer one has overtaken while it waited."""
     strict: bool = False
     """Start no run without the datasets whose tasks are missing."""
+    last: int = 0
+    """Of each checkpoint, also evaluate the average of so many that end with it."""
     _local: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -180,11 +183,20 @@ class Watch:
         """Return what is there, and what is to be done about it."""
         assert self.folder is not None
         saved = look(self.folder, self.pattern, self.marker)
-        runs: dict[str, list[tuple[RunDir, Run]]] = {}
+        if self.last:
+            saved = list(self._with_averages(saved))
+        runs: dict[tuple[str, bool], list[tuple[RunDir, Run]]] = {}
         for run_dir, run in find_all(self.settings)[0]:
             if self._is_same(run):
-                runs.setdefault(run.checkpoint.path, []).append((run_dir, run))
-        mine = {s.path: runs.get(str(s.path.resolve()), []) for s in saved}
+                runs.setdefault(_known_by(run), []).append((run_dir, run))
+        mine = {
+            s.path: [
+                (run_dir, run)
+                for run_dir, run in runs.get((str(s.last.resolve()), bool(s.members)), [])
+                if not s.members or self._is_average(run, len(s.members))
+            ]
+            for s in saved
+        }
         tasks, note = poll([one for some in mine.values() for one in some], self.settings)
         if note:
             raise ClusterSilent(note)
@@ -194,7 +206,7 @@ class Watch:
             found = [
                 (run_dir, run)
                 for run_dir, run in mine[each.path]
-                if each.changed <= run.created or unchanged(run.checkpoint)
+                if each.changed <= run.created or unchanged(_last(run.checkpoint))
             ]
             with contextlib.suppress(RecordError):  # a run that is being removed
                 known = tasks.get(found[0][1].nonce) if found else None
@@ -205,12 +217,45 @@ class Watch:
         """Leave out what is older than the newest. Once that has a run, cancel others that wait."""
         counting = [each for each in seen if each.wanted or each.run is not None]
         for each in counting[1:]:
+            if each.saved.last == counting[0].saved.last:
+                continue  # its average
             why = f"overtaken by {counting[0].saved.path.name}"
             if each.run is None:
                 each.wanted, each.state = False, why
             elif each.alive and counting[0].run is not None and not self.dry and _waits(each):
                 cancel_run(each.run, why)
                 each.alive, each.state = False, f"cancelled: {why}"
+
+    def _with_averages(self, saved: list[Saved]) -> Iterator[Saved]:
+        """Yield checkpoints, and after each that is finished the average of those up to it."""
+        assert self.folder is not None
+        finished = [each for each in saved if self._why_unfinished(each) is None]
+        for each in saved:
+            yield each
+            trainer = trainer_of(self.folder, each.path)
+            begin = finished.index(each) if each in finished else len(finished)
+            of = [one for one in finished[begin:] if trainer_of(self.folder, one.path) == trainer]
+            if len(of) >= 2:
+                members = tuple(one.path for one in reversed(of[: self.last]))
+                state_ = "\n".join(one.state for one in of[: self.last])
+                place_ = Members(list(members), []).place
+                yield replace(each, path=place_, state=state_, members=members)
+
+    def _is_average(self, run: Run, least: int) -> bool:
+        """Return whether a run is of the average that is asked for, of so many members or more.
+
+        There were more when it was started, if training has deleted some since.
+        """
+        shares = run.checkpoint.shares
+        return least <= len(shares) <= self.last and len(set(shares)) == 1
+
+    def _why_unfinished(self, saved: Saved) -> str | None:
+        """Return why a checkpoint is not finished, None if it is."""
+        if saved.lacks is not None:
+            return f"not marked as finished: it has no {saved.lacks}"
+        if not saved.marked and not saved.quiet(self.quiet_seconds):
+            return "being written"
+        return None
 
     def _is_same(self, run: Run) -> bool:
         """Return whether a run is of this suite and engine, which an id tells as well."""
@@ -223,10 +268,8 @@ class Watch:
 
     def _of_none(self, saved: Saved) -> _Seen:
         """Decide what is to be done about a checkpoint that has no run as it is now."""
-        if saved.lacks is not None:
-            return _Seen(saved, f"not marked as finished: it has no {saved.lacks}")
-        if not saved.marked and not saved.quiet(self.quiet_seconds):
-            return _Seen(saved, "being written")
+        if (why := self._why_unfinished(saved)) is not None:
+            return _Seen(saved, why)
         refused = _files.read_record_if_there(self._note(saved), Refused)
         if refused is not None and refused.tries >= resumes.MOST_TRIES:
             return _Seen(saved, f"refused {refused.tries} times: {refused.error}")
@@ -253,7 +296,7 @@ class Watch:
             each.state = "being written"
             return False
         except CoordinateError as error:
-            if each.saved.path.exists():  # it may have been removed meanwhile
+            if each.saved.there():  # it may have been removed meanwhile
                 each.state, each.error = "refused", str(error)
                 if not self.dry:  # only tries to start it count
                     self._refuse(each.saved, str(error))
@@ -291,6 +334,20 @@ def _waits(each: _Seen) -> bool:
     """Return whether a run waits and has no response."""
     waits = each.state in (Phase.QUEUED, Phase.BUILDING, Phase.WAITING)
     return waits and each.run is not None and not _files.names(each.run.root / "outputs")
+
+
+def _known_by(run: Run) -> tuple[str, bool]:
+    """Return the path of a run's checkpoint, of an average that of its last one, and which it is.
+
+    When training deletes the first ones of an average, its run still is that of the last one.
+    """
+    average = run.checkpoint.format is CheckpointFormat.AVERAGE
+    return _last(run.checkpoint).path, average
+
+
+def _last(checkpoint: Checkpoint) -> Checkpoint:
+    average = checkpoint.format is CheckpointFormat.AVERAGE
+    return checkpoint.parts[-1] if average else checkpoint
 
 
 def _of_run(saved: Saved, run_dir: RunDir, run: Run, tasks: list[TaskStatus] | None) -> _Seen:

@@ -15,12 +15,37 @@ from coordinate_eval.coordinator.cli.options.parsing import (
     seconds,
 )
 
-Checkpoint = Annotated[
-    Path | None,
+Checkpoints = Annotated[
+    list[Path] | None,
     typer.Argument(
         metavar="CKPT",
-        help="A Hugging Face model directory, or a .pt file with a state dict.",
+        help="What training saved: a folder or a file; several with --average, or a YAML file "
+        "that names them.",
         show_default="the checkpoint of --plan",
+    ),
+]
+Average = Annotated[
+    bool,
+    option(
+        WHAT,
+        "",
+        "Evaluate the average of the CKPT that follow, as a checkpoint of its own.",
+        "--average",
+    ),
+]
+Weights = Annotated[
+    str | None,
+    option(
+        WHAT,
+        "NUMBERS",
+        "With --average: a weight for each CKPT: 1,1,2.",
+        shown="the same for all",
+    ),
+]
+Base = Annotated[
+    Path | None,
+    option(
+        WHAT, "CKPT", "The base of an adapter.", "--base", shown="the one that the adapter names"
     ),
 ]
 Suite = Annotated[

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from coordinate_eval.coordinator.inputs.settings import MOST_RESTRAINT
+from coordinate_eval.errors import UserError
 
 WHAT = "What to evaluate"
 WHERE = "Where to run"
@@ -66,6 +67,18 @@ def seconds(text: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
+def last(text: str) -> int:
+    """Return the number of checkpoints that are averaged, of `last:N`.
+
+    Raises:
+        typer.BadParameter: the text is not of this form, or the number less than 2.
+    """
+    match = re.fullmatch(r"last:([1-9]\d{0,2})", text.strip())
+    if match is None or int(match[1]) < 2:
+        raise typer.BadParameter("must be last:N, such as last:5, with N of at least 2")
+    return int(match[1])
+
+
 def restraint(text: str) -> float | None:
     """Return the setting `restraint` for an objective; None for the usual one.
 
@@ -75,6 +88,29 @@ def restraint(text: str) -> float | None:
     if text not in ("makespan", "gpu-hours"):
         raise typer.BadParameter("must be makespan or gpu-hours")
     return MOST_RESTRAINT if text == "gpu-hours" else None
+
+
+def numbers(text: str) -> list[float]:
+    """Return the numbers that an option's text lists, after commas or spaces.
+
+    Raises:
+        UserError: the text is no list of numbers.
+    """
+    try:
+        return [float(each) for each in re.split(r"[,\s]+", text.strip())]
+    except ValueError as error:
+        raise UserError(f"--weights {text!r}: give numbers, such as 1,1,2") from error
+
+
+def with_joined_weights(args: list[str]) -> list[str]:
+    """Return a command line in which all numbers after `--weights` are its one value."""
+    if "--weights" not in args:
+        return args
+    begin = end = args.index("--weights") + 1
+    while end < len(args) and re.fullmatch(r"[-+]?[\d.]+(?:e[-+]?\d+)?,?", args[end]):
+        end += 1
+    given = ",".join(each.rstrip(",") for each in args[begin:end])
+    return [*args[: begin - 1], f"--weights={given}", *args[end:]] if given else args
 
 
 def _refuse_constant(constant: str) -> float:

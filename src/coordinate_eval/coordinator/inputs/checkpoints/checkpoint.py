@@ -1,8 +1,9 @@
 """Checkpoints, described from headers and small files without torch and without the weights.
 
 A checkpoint is a folder of safetensors with config and tokenizer, as `save_pretrained` writes it,
-or a state dict of torch.save with config and tokenizer beside it. Files that are missing, torn or
-still being written are reported before anything is submitted.
+or a state dict of torch.save with config and tokenizer beside it. Or it is made of others: an
+adapter and its base, or an average. Files that are missing, torn or still being written are
+reported before anything is submitted.
 """
 
 import contextlib
@@ -10,14 +11,17 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from coordinate_eval import _format
 from coordinate_eval._format import brief
-from coordinate_eval._text_config import text_config
+from coordinate_eval._text_config import TextConfig, text_config
 from coordinate_eval.coordinator.inputs.checkpoints import (
+    adapter,
+    average,
     checkpoint_files,
     dcp,
     deepspeed_zero,
@@ -25,20 +29,24 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     folder_file,
     formats,
     megatron,
+    merged,
     safetensors_file,
     torch_file,
 )
+from coordinate_eval.coordinator.inputs.checkpoints.average import Members
 from coordinate_eval.coordinator.inputs.checkpoints.layers import LAYERS
 from coordinate_eval.coordinator.inputs.checkpoints.model_shape import model_shape
 from coordinate_eval.coordinator.inputs.checkpoints.names import mapping as mappings
 from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import Renamed
 from coordinate_eval.coordinator.inputs.checkpoints.quantized import quantized
+from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.coordinator.inputs.checkpoints.sources import Source, Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import ITEM_BYTES
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 from coordinate_eval.records.names import TensorMapping
 
+_CONFIG = "config.json"
 # The second has the quantization of a model of ModelOpt up to 0.29.
 _BESIDE_CONFIG = ("generation_config.json", "hf_quant_config.json")
 _MOST_CONFIG_BYTES = 4 << 20  # read, JSON takes up to thirty times as much
@@ -81,25 +89,37 @@ _READERS: Final[Mapping[CheckpointFormat, Reader]] = {
 
 
 def inspect(
-    path: Path,
+    what: Path | Members,
     *,
     config: Path | None = None,
     tokenizer: Path | None = None,
     mapping: Path | None = None,
+    base: Path | None = None,
 ) -> Checkpoint:
-    """Describe the checkpoint at `path`: a folder, or a .pt, .pth or .bin file.
+    """Describe a checkpoint: a folder, a .pt, .pth or .bin file, or an average.
+
+    An average is given by its members, or as the YAML file that names them.
 
     Links are resolved here, so a `latest` that moves on later does not matter. `config` and
-    `tokenizer` (a file, or its folder) are used instead of those of the checkpoint. `mapping` is
-    the user's own, from the names of tensors to those of Hugging Face; else a shipped one is taken
-    if the names are those of a trainer. What is not given may be in a `coordinate-eval.yaml`.
+    `tokenizer` (a file, or its folder) are used instead of those of the checkpoint, and `base`
+    instead of the one that an adapter names. `mapping` is the user's own, from the names of tensors
+    to those of Hugging Face; else a shipped one is taken if the names are those of a trainer.
+    What is not given may be in a `coordinate-eval.yaml`.
 
     Raises:
         UserError: A file is missing, torn, malformed, unreadable, or would run code.
     """
-    try:
+    given = _Given(config, tokenizer, mapping, base)
+    path = what.paths[-1] if isinstance(what, Members) else what
+    with _words_of(path):
+        if isinstance(what, Members):
+            return _average(what.place, what, given)
         place = _resolve(path)
+        if place.suffix in average.SUFFIXES and place.is_file():
+            return _average(place, average.read_file(place), given)
         weights, kind, extra = _find_weights(place)
+        if kind is CheckpointFormat.ADAPTER:
+            return _adapter(weights, given)
         # Configs may lie beside a link to a file, or beside the file; or above parts of ranks.
         beside = [place.parent, path.absolute().parent]
         if place.is_dir():
@@ -113,13 +133,142 @@ def inspect(
             *checkpoint_files.present(config_file.parent, _BESIDE_CONFIG),
             *_find_tokenizer(place, beside, tokenizer or told.tokenizer),
         }
-        sides = sorted(files, key=lambda file: file.name)
-        _check_sides(sides)
-        _check_whole(sides)
         _check_weights(weights)
-        whole = checkpoint_files.read_json(config_file, _MOST_CONFIG_BYTES)
+        sides = sorted(files, key=lambda file: file.name)
+        return _described(place, kind, weights, sides, mapping=mapping)
+
+
+class Made(Protocol):
+    """The record of a checkpoint, and of those that it is made of."""
+
+    @property
+    def path(self) -> str: ...  # noqa: D102
+    @property
+    def format(self) -> CheckpointFormat: ...  # noqa: D102
+    @property
+    def parts(self) -> "Sequence[Made]": ...  # noqa: D102
+    @property
+    def shares(self) -> Sequence[float]: ...  # noqa: D102
+
+
+def named(checkpoint: Made) -> Path | Members:
+    """Return what `inspect` describes as this checkpoint."""
+    path = Path(checkpoint.path)
+    if checkpoint.format is not CheckpointFormat.AVERAGE or path.suffix in average.SUFFIXES:
+        return path
+    return Members([Path(part.path) for part in checkpoint.parts], list(checkpoint.shares))
+
+
+def base_of(checkpoint: Made) -> Path | None:
+    """Return the base that an adapter, or those of an average, are merged into."""
+    if checkpoint.format is CheckpointFormat.ADAPTER:
+        return Path(checkpoint.parts[0].path)
+    return next(filter(None, map(base_of, checkpoint.parts)), None)
+
+
+def trained_step(checkpoint: Checkpoint) -> int | None:
+    """Return the training step that a checkpoint's name tells; of an average, its last one's."""
+    if checkpoint.format is CheckpointFormat.AVERAGE:
+        return trained_step(checkpoint.parts[-1])
+    return step_of(checkpoint.path)
+
+
+class _Given(NamedTuple):
+    """What the user names in place of what a checkpoint has."""
+
+    config: Path | None
+    tokenizer: Path | None
+    mapping: Path | None
+    base: Path | None
+
+
+@contextlib.contextmanager
+def _words_of(path: Path) -> Iterator[None]:
+    """Turn errors of the operating system into words about a checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or path
+        raise UserError(
+            f"checkpoint {path}: cannot read {where} ({error.strerror or error}). "
+            "Check its permissions, and that the run still writes there"
+        ) from error
+
+
+def _average(place: Path, members: Members, given: _Given) -> Checkpoint:
+    parts = [inspect(path, **given._asdict()) for path in members.paths]
+    for part in parts:
+        if part.quantization:
+            raise UserError(
+                f"{part.path} is quantized ({part.quantization}), and such weights have no "
+                "average. Average the models before they are quantized"
+            )
+    kind = CheckpointFormat.AVERAGE
+    opened = _open_mixed(kind, [], parts, members.weights)
+    sides = _files_of(parts[-1])
+    return _described(place, kind, [], sides, opened, parts=parts, shares=members.weights)
+
+
+def _adapter(weights: list[Path], given: _Given) -> Checkpoint:
+    """Describe an adapter. Its folder's tokenizer counts if it has one."""
+    place = weights[0].parent
+    _check_weights(weights)
+    told = folder_file.of(place)
+    config = adapter.AdapterConfig(place / adapter.CONFIG)
+    found = adapter.find_base(config, given.base or told.base)
+    own = checkpoint_files.present(place, checkpoint_files.TOKENIZERS)
+    try:
+        tokenizer = given.tokenizer or told.tokenizer or (place if own else None)
+        stand_ins = {"config": given.config or told.config, "mapping": given.mapping}
+        base = inspect(found, **stand_ins, tokenizer=tokenizer)
+    except UserError as error:
+        raise UserError(f"the base of adapter {place}: {error}") from error
+    if base.quantization:
+        raise UserError(
+            f"adapter {place} is merged into its base, and {base.path} is quantized "
+            f"({base.quantization}): name the base that it was quantized from with --base"
+        )
+    kind = CheckpointFormat.ADAPTER
+    opened = _open_mixed(kind, weights, [base], [])
+    return _described(place, kind, weights, _files_of(base), opened, parts=[base])
+
+
+def _files_of(part: Checkpoint) -> list[Path]:
+    """Return the files beside the weights of a part, without the index of its weights."""
+    return [file for file in map(Path, part.files) if file.name != safetensors_file.INDEX]
+
+
+def _described(
+    place: Path,
+    kind: CheckpointFormat,
+    weights: Sequence[Path],
+    sides: Sequence[Path],
+    mixed: Source | None = None,
+    *,
+    mapping: Path | None = None,
+    parts: Sequence[Checkpoint] = (),
+    shares: Sequence[float] = (),
+) -> Checkpoint:
+    """Describe a checkpoint whose files, or parts, have been found.
+
+    Args:
+        place: its path.
+        kind: its format.
+        weights: the files of its own that tensors are read from.
+        sides: the files beside them.
+        mixed: the tensors, if it is made of others.
+        mapping: the user's own.
+        parts: those that it is made of.
+        shares: the weights of these.
+    """
+    _check_sides(sides)
+    _check_whole(sides)
+    config_file = next(file for file in sides if file.name == _CONFIG)
+    whole = checkpoint_files.read_json(config_file, _MOST_CONFIG_BYTES)
+    names = None
+    if mixed is None:
+        opened: Source = _stored(kind, weights, sides)
         text = text_config(whole, config_file)
-        opened = _READERS[kind].open_source(weights, extra)
         names = mappings.choose(opened.tensors, text.kind, mapping)
         if names is not None:
             opened = Renamed(opened, names, text)
@@ -129,52 +278,51 @@ def inspect(
                 f"{_format.brief(next(iter(opened.tensors), ''))} for a model of type {text.kind}. "
                 "Give the model's files in Hugging Face's format, or --mapping FILE"
             )
-        tensors, counts = opened.tensors, _parameters_by_type(opened)
-        if not counts:
-            raise UserError(f"{place} has no parameters: its weight files hold no tensors")
-        dtype = max(counts, key=lambda dtype: counts[dtype])
-        identity = _identity(weights, sides, names)
-        size = sum(file.stat().st_size for file in weights)
-        if kind.converted or names is not None:  # an optimizer may lie in the files
-            _check_types(place, tensors)
-            size = sum(count * ITEM_BYTES[dtype] for dtype, count in counts.items())
-        if size > _MOST_WEIGHT_BYTES:
-            raise UserError(
-                f"checkpoint {place} claims {_format.size(size)} of weights, which no disk holds. "
-                "Save it again"
-            )
-        also = config_file.parent / _BESIDE_CONFIG[1]
-        more = checkpoint_files.read_json(also, _MOST_CONFIG_BYTES) if also in files else {}
-        shape = model_shape(text, dtype, quantized(whole, text, more), tensors)
-        fit.check(place, tensors, whole, text)
-        # A tensor that has several names is counted once.
-        parameters = shape["parameters"]
-        if not shape["quantization"]:
-            parameters = min(parameters, sum(counts.values()))
-        loaded = min(size, shape["loaded_bytes"])
-        shape |= {
-            "parameters": max(1, parameters),
-            "active_parameters": min(parameters, shape["active_parameters"]),
-            "loaded_bytes": loaded,
-            "routed_bytes": min(loaded, shape["routed_bytes"]),
-        }
-        return Checkpoint(
-            path=_text(place),
-            identity=identity,
-            format=kind,
-            weights=[_text(file) for file in weights],
-            files=[_text(file) for file in sides],
-            mapping=names,
-            bytes=size,
-            dtype=dtype,
-            **shape,
-        )
-    except OSError as error:
-        where = error.filename or path
+    else:
+        opened = mixed
+        whole = _config_of(opened, whole)
+        text = text_config(whole, config_file)
+    tensors, counts = opened.tensors, _parameters_by_type(opened)
+    if not counts:
+        raise UserError(f"{place} has no parameters: its weight files hold no tensors")
+    dtype = max(counts, key=lambda dtype: counts[dtype])
+    size = sum(file.stat().st_size for file in weights)
+    if kind.converted or names is not None:  # an optimizer may lie in the files
+        _check_types(place, tensors)
+        size = sum(count * ITEM_BYTES[dtype] for dtype, count in counts.items())
+    if size > _MOST_WEIGHT_BYTES:
         raise UserError(
-            f"checkpoint {path}: cannot read {where} ({error.strerror or error}). "
-            "Check its permissions, and that the run still writes there"
-        ) from error
+            f"checkpoint {place} claims {_format.size(size)} of weights, which no disk holds. "
+            "Save it again"
+        )
+    also = config_file.parent / _BESIDE_CONFIG[1]
+    more = checkpoint_files.read_json(also, _MOST_CONFIG_BYTES) if also in sides else {}
+    shape = model_shape(text, dtype, quantized(whole, text, more), tensors)
+    fit.check(place, tensors, whole, text)
+    # A tensor that has several names is counted once.
+    parameters = shape["parameters"]
+    if not shape["quantization"]:
+        parameters = min(parameters, sum(counts.values()))
+    loaded = min(size, shape["loaded_bytes"])
+    shape |= {
+        "parameters": max(1, parameters),
+        "active_parameters": min(parameters, shape["active_parameters"]),
+        "loaded_bytes": loaded,
+        "routed_bytes": min(loaded, shape["routed_bytes"]),
+    }
+    return Checkpoint(
+        path=_text(place),
+        identity=_identity(weights, sides, names, parts, shares),
+        format=kind,
+        weights=[_text(file) for file in weights],
+        files=[_text(file) for file in sides],
+        mapping=names,
+        parts=list(parts),
+        shares=list(shares),
+        bytes=size,
+        dtype=dtype,
+        **shape,
+    )
 
 
 class Found(NamedTuple):
@@ -196,7 +344,7 @@ def find(path: Path) -> Found:
     place = _resolve(path)
     weights, kind, extra = _find_weights(place)
     _check_weights(weights)
-    return Found(place, kind, weights, _READERS[kind].open_source(weights, extra))
+    return Found(place, kind, weights, _stored(kind, weights, extra))
 
 
 def find_beside(
@@ -222,19 +370,70 @@ def source(checkpoint: Checkpoint) -> Source:
         UserError: A file is torn, or not what its name says.
     """
     weights, files = list(map(Path, checkpoint.weights)), list(map(Path, checkpoint.files))
-    opened = _READERS[checkpoint.format].open_source(weights, files)
+    if checkpoint.parts:
+        return _open_mixed(checkpoint.format, weights, checkpoint.parts, checkpoint.shares)
+    opened = _stored(checkpoint.format, weights, files)
     if checkpoint.mapping is None:
         return opened
-    config = next(file for file in files if file.name == "config.json")
-    text = text_config(checkpoint_files.read_json(config, _MOST_CONFIG_BYTES), config)
-    return Renamed(opened, checkpoint.mapping, text)
+    return Renamed(opened, checkpoint.mapping, _text_config_of(checkpoint)[1])
+
+
+def _open_mixed(
+    kind: CheckpointFormat,
+    weights: Sequence[Path],
+    parts: Sequence[Checkpoint],
+    shares: Sequence[float],
+) -> Source:
+    """Return the tensors of a checkpoint that is made of others."""
+    if kind is CheckpointFormat.AVERAGE:
+        names = [part.path for part in parts]
+        return average.Average([source(part) for part in parts], shares, names)
+    (base,) = parts
+    return merged.Merged(
+        source(base),
+        _stored(kind, weights, []),
+        adapter.AdapterConfig(weights[1]),
+        tied=fit.ties_embeddings(*_text_config_of(base)),
+        where=base.path,
+    )
+
+
+def _stored(kind: CheckpointFormat, weights: Sequence[Path], files: Sequence[Path]) -> Source:
+    """Return the tensors in the files of a checkpoint; of an adapter, its own."""
+    if kind is CheckpointFormat.ADAPTER:
+        own: Reader = torch_file if weights[0].suffix == ".bin" else safetensors_file
+        return own.open_source(weights[:1], [])
+    return _READERS[kind].open_source(weights, files)
+
+
+def _text_config_of(checkpoint: Checkpoint) -> tuple[dict[str, Any], TextConfig]:
+    """Return the config beside a checkpoint's weights, and that of its language model in it."""
+    file = next(file for file in map(Path, checkpoint.files) if file.name == _CONFIG)
+    whole = checkpoint_files.read_json(file, _MOST_CONFIG_BYTES)
+    return whole, text_config(whole, file)
+
+
+def _config_of(opened: Source, whole: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of the model that a source is, from that of the model it is made of."""
+    return opened.adapted(whole) if isinstance(opened, merged.Merged | average.Average) else whole
+
+
+def write_config(opened: Source, folder: Path) -> None:
+    """Change a config.json in a folder to that of the model that a source is."""
+    file = folder / _CONFIG
+    before = checkpoint_files.read_json(file, _MOST_CONFIG_BYTES)
+    after = _config_of(opened, before)
+    if after != before:
+        file.write_text(json.dumps(after, indent=2), encoding="utf-8")
 
 
 def unchanged(checkpoint: Checkpoint) -> bool:
     """Return whether names, sizes and times of the files are still as inspected."""
     try:
         weights, files = map(Path, checkpoint.weights), map(Path, checkpoint.files)
-        return _identity(list(weights), list(files), checkpoint.mapping) == checkpoint.identity
+        mixed = checkpoint.parts, checkpoint.shares
+        now = _identity(list(weights), list(files), checkpoint.mapping, *mixed)
+        return now == checkpoint.identity and all(map(unchanged, checkpoint.parts))
     except OSError:
         return False
 
@@ -281,6 +480,8 @@ def _find_weights(place: Path) -> tuple[list[Path], CheckpointFormat, list[Path]
     names = [place.name] if place.is_file() else sorted(entry.name for entry in place.iterdir())
     words, parts = formats.recognized(place, names)
     found = _found(place, names, parts)
+    if found is None and (own := adapter.find(place)):
+        return own, CheckpointFormat.ADAPTER, []
     last = formats.last(place, names)
     if last and last.is_dir() and (found is None or _is_hull(*found)):
         inside = sorted(entry.name for entry in last.iterdir())
@@ -453,9 +654,16 @@ def _check_types(place: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _identity(
-    weights: Sequence[Path], files: Sequence[Path], names: TensorMapping | None = None
+    weights: Sequence[Path],
+    files: Sequence[Path],
+    names: TensorMapping | None = None,
+    parts: Sequence[Checkpoint] = (),
+    shares: Sequence[float] = (),
 ) -> str:
     digest = hashlib.sha256(names.model_dump_json().encode() if names else b"")
+    total = math.fsum(shares)
+    for part, share in zip_longest(parts, shares):
+        digest.update(json.dumps([part.identity, share and share / total]).encode())
     found = [(file.name, file.stat()) for file in weights]
     # In whatever folders they are, since a run may read links to them.
     for each in sorted([name, status.st_size, status.st_mtime_ns] for name, status in found):

@@ -30,7 +30,9 @@ CHECKS: Final = {
     "e": "each expert is there",
 }
 
-_FLOATS = ("float64", "float32", "float16", "bfloat16")
+FLOATS: Final = ("float64", "float32", "float16", "bfloat16")
+"""The types of weights that are not quantized."""
+
 _WRAPPED = re.compile(
     r"(?:^|\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
 )
@@ -102,7 +104,7 @@ def check(
     """
     told = any(key in each for key in KEYS for each in (whole, config.given))
     seen = any(
-        tensor.dtype not in _FLOATS and "weight" in name.rpartition(".")[2]
+        tensor.dtype not in FLOATS and "weight" in name.rpartition(".")[2]
         for name, tensor in tensors.items()
     )
     model = _Model(place, tensors, whole, config, told or seen)
@@ -187,7 +189,7 @@ def _check_embedding(model: _Model) -> None:
     columns = model.config.number("word_embed_proj_dim", "embedding_size", *WIDTHS)
     if not rows or not columns:
         return
-    shapes = {name: t.shape for name, t in found.items() if t.dtype in _FLOATS}
+    shapes = {name: t.shape for name, t in found.items() if t.dtype in FLOATS}
     if shapes and (rows, columns) not in shapes.values():
         name = max(shapes, key=lambda name: _elements(found[name]))
         raise model.refuse(
@@ -200,8 +202,7 @@ def _check_embedding(model: _Model) -> None:
 
 def _check_output(model: _Model, embeddings: set[str]) -> None:
     """Refuse a model without an output layer, if its config says that it has one of its own."""
-    told = [each.get("tie_word_embeddings") for each in (model.whole, model.config.given)]
-    if True in told or False not in told:
+    if ties_embeddings(model.whole, model.config) is not False:
         return
     if not any(_ends(name, _OUTPUTS) for name in model.tensors) and len(embeddings) < 2:
         raise model.refuse(
@@ -276,7 +277,7 @@ def _wrong_shape(model: _Model, number: int, tensors: Mapping[str, Tensor]) -> s
     sizes = {_WIDTH: model.config.number(*WIDTHS), _BETWEEN: model.config.number(_BETWEEN)}
     for name, (dtype, shape) in tensors.items():
         wanted = _SHAPES.get(".".join(name.split(".")[-3:]))
-        if wanted is None or dtype not in _FLOATS:
+        if wanted is None or dtype not in FLOATS:
             continue
         expected = [sizes.get(size) for size in wanted]
         right = len(shape) == len(wanted) and all(
@@ -310,6 +311,22 @@ def _layers(tensors: Mapping[str, Tensor]) -> dict[str, dict[int, dict[str, Tens
             stack = found.setdefault(match[1], {})
             stack.setdefault(int(match[2]), {})[match[3]] = tensor
     return found
+
+
+def ties_embeddings(whole: Mapping[str, Any], config: TextConfig) -> bool | None:
+    """Return whether a config says that the output layer is the embedding; None if it is silent."""
+    told = [each.get("tie_word_embeddings") for each in (whole, config.given)]
+    return True if True in told else False if False in told else None
+
+
+def is_embedding(name: str) -> bool:
+    """Return whether a tensor is the embedding of tokens, by its name."""
+    return _ends(name, _EMBEDDINGS)
+
+
+def is_output(name: str) -> bool:
+    """Return whether a tensor is the output layer, by its name."""
+    return _ends(name, _OUTPUTS) and not _LAYER.match(name)
 
 
 def _ends(name: str, modules: Iterable[str]) -> bool:

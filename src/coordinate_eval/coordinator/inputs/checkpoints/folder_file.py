@@ -16,6 +16,8 @@ class FolderFile(NamedTuple):
     config: Path | None = None
     tokenizer: Path | None = None
     mapping: Path | None = None
+    base: Path | None = None
+    """Of adapters."""
 
 
 def of(place: Path) -> FolderFile:

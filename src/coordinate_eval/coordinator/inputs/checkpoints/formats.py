@@ -18,6 +18,7 @@ from coordinate_eval.errors import UserError
 OURS: Final = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
     "pytorch_model.bin.index.json", ".metadata", "consolidated.safetensors", "lit_model.pth",
+    "adapter_model.safetensors", "adapter_model.bin",
 )  # fmt: skip
 """Files that make a folder a checkpoint that can be evaluated: one of them is enough."""
 
@@ -52,9 +53,9 @@ _MEGATRON = (
 # The first that fits counts: special ones before those that they are made of.
 _FORMATS = (
     Format(
-        "an adapter (LoRA or alike), not a model",
-        "Merge it into its base model, and give OUT: PeftModel.from_pretrained(BASE_MODEL, "
-        "ADAPTER).merge_and_unload().save_pretrained(OUT), with the tokenizer saved there, too",
+        "an adapter (LoRA or alike) that is not whole",
+        "It needs adapter_config.json and adapter_model.safetensors (or .bin). If it is being "
+        "written, try again afterwards",
         (r"adapter_(?:config\.json|model(?:\..*)?)",),
     ),
     Format(

@@ -147,6 +147,17 @@ class Saved:
     """The marker that finished checkpoints of this folder or format have, and this one lacks."""
     marked: bool = False
     """It has the marker that the trainer writes last."""
+    members: tuple[Path, ...] = ()
+    """Those that it is the average of, if it is one. It is in no folder then."""
+
+    @property
+    def last(self) -> Path:
+        """Return its path, of an average that of its last member."""
+        return self.members[-1] if self.members else self.path
+
+    def there(self) -> bool:
+        """Return whether it has not been deleted."""
+        return all(path.exists() for path in self.members or (self.path,))
 
     def quiet(self, seconds: float) -> bool:
         """Return whether nothing has changed for this many seconds, by this machine's clock.
@@ -243,10 +254,10 @@ def _marked(folder: Path, found: list[Saved], marker: str | None) -> list[Saved]
         name: {saved.path for saved in found if _has(folder, saved, name)} for name in markers
     }
     # Several trainers may save below one folder.
-    use = {(_trainer(folder, path), name) for name, paths in having.items() for path in paths}
+    use = {(trainer_of(folder, path), name) for name, paths in having.items() for path in paths}
     marked = []
     for saved in found:
-        used = [m for m in markers if marker or (_trainer(folder, saved.path), m) in use]
+        used = [m for m in markers if marker or (trainer_of(folder, saved.path), m) in use]
         has = any(saved.path in having[name] for name in used)
         tracker, last = ("", None) if marker or used else _tracker(folder, saved.path)
         if last is not None and saved.step is not None:
@@ -270,7 +281,7 @@ def _tracker(folder: Path, checkpoint: Path) -> tuple[str, int | None]:
     return "", None
 
 
-def _trainer(folder: Path, checkpoint: Path) -> str:
+def trainer_of(folder: Path, checkpoint: Path) -> str:
     """Return the name of the folder, directly in `folder`, that one trainer fills."""
     parts = checkpoint.relative_to(folder.absolute()).parts
     return parts[0] if len(parts) > 1 else ""

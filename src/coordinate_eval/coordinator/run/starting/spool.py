@@ -23,6 +23,7 @@ from pydantic import Field, ValidationError
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural, whole_duration
+from coordinate_eval.coordinator.inputs.checkpoints.average import Members
 from coordinate_eval.coordinator.run.own import is_own
 from coordinate_eval.errors import (
     ClusterSilent,
@@ -68,9 +69,19 @@ class Spooled(Record):
     model_config_file: str | None = None
     tokenizer: str | None = None
     mapping: str | None = None
+    base: str | None = None
+    members: list[str] = Field(default=[], description="of an average that no file names")
+    weights: list[float] = Field(default=[], description="of these members")
     run_dir: str | None = None
     strict: bool = False
     folder: str = Field(description="working directory of the caller")
+
+    @property
+    def what(self) -> Path | Members:
+        """Return the checkpoint, as it was given."""
+        if self.members:
+            return Members(list(map(Path, self.members)), self.weights)
+        return Path(self.checkpoint)
 
     def outside(self, mounts: Iterable[tuple[str, str]]) -> "Spooled":
         """Return it with every path as it is outside of a container with these mounts.

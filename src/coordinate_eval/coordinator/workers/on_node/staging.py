@@ -199,6 +199,7 @@ def _copy_all(
                 "see the keeper's log, or raise [trial] memory_gib"
             )
         opened = checkpoints.source(source)
+        checkpoints.write_config(opened, folder)
         needed = None if part[1] == 1 else pipeline.needed_of(source, opened.tensors, *part)
         guard.check_tied(source.path, opened)
         convert.write(opened, folder, report, needed)
@@ -240,7 +241,7 @@ def _copy_or_link(
 
 def _check_there(source: Checkpoint) -> None:
     """Check that a checkpoint which cannot be copied has not been deleted."""
-    if checkpoints.is_deleted([*source.weights, *source.files]):
+    if checkpoints.is_deleted(source.all_files):
         raise UserError(
             f"checkpoint {source.path} was deleted before it was copied. Evaluate a later one, or "
             "have training keep its checkpoints longer"

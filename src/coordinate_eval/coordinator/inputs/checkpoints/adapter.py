@@ -1,0 +1,298 @@
+"""Adapters of PEFT: their config, and what the names of their tensors say.
+
+What an adapter adapts is told by the names of its tensors, and its ranks by their shapes. Its
+config tells the scale, and whether it is of a kind that can be merged at all.
+"""
+
+import contextlib
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import platformdirs
+
+from coordinate_eval._format import brief
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.errors import UserError
+
+CONFIG: Final = "adapter_config.json"
+WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin")
+"""The names of an adapter's weights. The first that is there counts."""
+
+MERGE: Final = (
+    "Merge it where it was trained, and give OUT: "
+    "PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload().save_pretrained(OUT)"
+)
+"""What to do with an adapter that is not merged here."""
+
+_MOST_CONFIG_BYTES = 1 << 20
+_MOST_REFERENCE_BYTES = 1024
+_REPOSITORY = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
+
+# Kinds of LoRA that are no sum of the stored base and a product.
+_NOT_MERGED = {
+    "alora_invocation_tokens": "Activated LoRA, which begins at a token",
+    "arrow_config": "Arrow, which routes between adapters",
+    "kasa_config": "KaSA, which changes the base before training",
+    "layer_replication": "LoRA with layer_replication, which repeats layers of the base",
+    "megatron_config": "LoRA of Megatron's layers",
+    "monteclora_config": "MonteCLoRA",
+    "use_bdlora": "BD-LoRA",
+    "use_qalora": "QA-LoRA",
+}
+_CHANGES_BASE = re.compile(r"pissa|olora|corda|loftq|lora_ga", re.IGNORECASE)
+
+# A pattern of names may be anybody's. What these few forms make ends soon on any name.
+_PLAIN = re.compile(r"\^?(?:\.\*|\\d\+|\\\.|[\w.-]|\[[\w-]+\]|\([\w.|-]+\))+\$?")
+_MOST_STARS = 2
+
+_PREFIX = "base_model.model."
+_PRODUCT = re.compile(r"(.+)\.lora_([AB])(?:\.(?!weight$|bias$)[^.]+)?\.(weight|bias)", re.DOTALL)
+_EMBEDDING = re.compile(r"(.+)\.lora_embedding_([AB])(?:\.[^.]+)?", re.DOTALL)
+_MAGNITUDE = re.compile(r"(.+)\.lora_magnitude_vector(?:\.[^.]+)?(?:\.weight)?", re.DOTALL)
+_TOKENS = re.compile(r"(.+?)(?:\.token_adapter)?\.trainable_tokens_delta(?:\.[^.]+)?", re.DOTALL)
+_INSIDE = re.compile(r"\.(?:base_layer|modules_to_save(?:\.default)?)(?=\.)")
+
+
+class AdapterConfig:
+    """The config of an adapter that can be merged."""
+
+    def __init__(self, file: Path) -> None:
+        """Read the config.
+
+        Raises:
+            UserError: It is none, or of a kind of adapter that is not merged here; says which.
+        """
+        self.file = file
+        self._given = given = checkpoint_files.read_json(file, _MOST_CONFIG_BYTES)
+        kind = given.get("peft_type")
+        if kind != "LORA":
+            raise self._refuse(f"an adapter of the kind {brief(str(kind))}")
+        for key, words in _NOT_MERGED.items():
+            if given.get(key) or given.get(key) == []:
+                raise self._refuse(words)
+        begun = given.get("init_lora_weights")
+        if isinstance(begun, str) and _CHANGES_BASE.match(begun):
+            raise self._refuse(f"begun with {begun}, which changes the base before training")
+        self._alpha = self._number(given.get("lora_alpha", 8), "lora_alpha")
+        patterns = given.get("alpha_pattern") or {}
+        if not isinstance(patterns, dict):
+            raise UserError(f"{file}: alpha_pattern must be an object")
+        self._alphas = [
+            (self._pattern(key), self._number(value, "alpha_pattern"))
+            for key, value in patterns.items()
+        ]
+        self.fan_in_fan_out = given.get("fan_in_fan_out") is True
+        self.keeps_ties = given.get("ensure_weight_tying") is True
+
+    @property
+    def base(self) -> str:
+        """Return the name or the path of the base, empty if the config has none."""
+        base = self._given.get("base_model_name_or_path")
+        return base if isinstance(base, str) else ""
+
+    @property
+    def revision(self) -> str:
+        """Return the revision of the base in its repository."""
+        revision = self._given.get("revision")
+        return Path(revision).name if isinstance(revision, str) and revision else "main"
+
+    def scale(self, module: str, rank: int) -> float:
+        """Return what the product of a module's factors is multiplied by."""
+        told = (alpha for pattern, alpha in self._alphas if pattern.match(module))
+        alpha = next(told, self._alpha)
+        rooted = self._given.get("use_rslora") is True
+        return alpha / (math.sqrt(rank) if rooted else rank)
+
+    def saves(self, module: str) -> bool:
+        """Return whether a module was trained as a whole."""
+        return _is_one_of(module, self._names("modules_to_save"))
+
+    def parameters(self, module: str) -> list[str]:
+        """Return the parameters of a module that are adapted by their own names.
+
+        In the order in which transformers' modules of experts declare them.
+        """
+        targets = self._names("target_parameters")
+        found = {target.rpartition(".")[2] for target in targets}
+        own = [name for name in found if _is_one_of(f"{module}.{name}", targets)]
+        return sorted(own, key=lambda name: ("down" in name, name))
+
+    def tokens(self, module: str) -> list[int]:
+        """Return the tokens of an embedding whose rows were trained."""
+        told = self._given.get("trainable_token_indices")
+        if isinstance(told, dict):
+            told = next((told[key] for key in told if _is_one_of(module, [key])), None)
+        if not isinstance(told, list) or not all(type(each) is int for each in told):
+            raise UserError(f"{self.file} has no trainable_token_indices of {brief(module)}")
+        return told
+
+    def _names(self, key: str) -> list[str]:
+        found = self._given.get(key)
+        return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+
+    def _refuse(self, what: str) -> UserError:
+        return UserError(f"{self.file.parent} is {what}, and is not merged here. {MERGE}")
+
+    def _number(self, value: object, key: str) -> float:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
+            raise UserError(f"{self.file}: {key} must be a number, not {brief(str(value))}")
+        return value
+
+    def _pattern(self, text: str) -> "re.Pattern[str]":
+        if not _PLAIN.fullmatch(text) or text.count("*") + text.count("+") > _MOST_STARS:
+            raise UserError(
+                f"{self.file}: alpha_pattern has {brief(text)}, which is more than a name of a "
+                f"module with .* or \\d+ in it. {MERGE}"
+            )
+        return re.compile(rf"(?:.*\.)?(?:{text})$", re.DOTALL)
+
+
+def find(place: Path) -> list[Path] | None:
+    """Return the weights and the config of the adapter in a folder, or of this file; None if none.
+
+    One that lacks either is being written.
+    """
+    folder = place.parent if place.name in WEIGHTS else place
+    weights = checkpoint_files.present(folder, WEIGHTS) if folder.is_dir() else []
+    config = folder / CONFIG
+    return [weights[0], config] if weights and config.exists() else None
+
+
+def find_base(config: AdapterConfig, given: Path | None) -> Path:
+    """Return the folder of the base: the one given, or the one that the adapter names.
+
+    Its name is that of a path, beside the adapter or from the working directory, or that of a
+    repository of the hub, which is looked for in the cache.
+
+    Raises:
+        UserError: The base is not there.
+    """
+    if given is not None:
+        return given
+    name, place = config.base, config.file.parent
+    if not name or "\0" in name:
+        raise UserError(f"adapter {place} names no base: name it with --base PATH")
+    here = [place / name, Path(name).absolute()]
+    hub = _in_hub_cache(name, config.revision) if _REPOSITORY.fullmatch(name) else None
+    for each in (*here, *([hub] if hub else [])):
+        with contextlib.suppress(OSError):
+            if each.exists() and each.resolve() != place.resolve():
+                return each
+    cached = f", nor in the cache of the hub ({_hub_cache()})" if hub else ""
+    raise UserError(
+        f"adapter {place} is of the base {brief(name)}, which is not at {here[0]}{cached}. "
+        "Nothing is downloaded: name the base's folder with --base PATH"
+    )
+
+
+def _hub_cache() -> Path:
+    home = os.environ.get("HF_HOME") or Path(platformdirs.user_cache_dir("huggingface"))
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()
+
+
+def _in_hub_cache(name: str, revision: str) -> Path:
+    """Return the folder that a repository has in the hub's cache, whether it is there or not."""
+    repository = _hub_cache() / f"models--{name.replace('/', '--')}"
+    with contextlib.suppress(OSError, UserError, ValueError):
+        reference = checkpoint_files.read(repository / "refs" / revision, _MOST_REFERENCE_BYTES)
+        revision = reference.decode().strip()
+    return repository / "snapshots" / Path(revision).name
+
+
+def _is_one_of(name: str, names: Iterable[str]) -> bool:
+    return any(name == each or name.endswith(f".{each}") for each in names)
+
+
+class Factors(dict[str, str]):
+    """The adapter's tensors for one module: A, B, bias and magnitude."""
+
+    embedding = False
+
+
+class Found:
+    """The tensors of an adapter, by what they are for. Modules have the names of the model."""
+
+    def __init__(self, names: Iterable[str], place: Path) -> None:
+        """Sort the names.
+
+        Raises:
+            UserError: A name is of no kind that is known here.
+        """
+        self.products: dict[str, dict[int, Factors]] = {}
+        """Of a module, by how deeply it is wrapped. Only one of several parameters is so."""
+        self.rows: dict[str, str] = {}
+        """Trained rows of embeddings, by the module."""
+        self.whole: dict[str, str] = {}
+        """Tensors that take the place of the base's, by their names there."""
+        for stored in names:
+            name = stored.removeprefix(_PREFIX)
+            if found := _PRODUCT.fullmatch(name):
+                key = "bias" if found[3] == "bias" else found[2]
+                self._factors(found[1])[key] = stored
+            elif found := _EMBEDDING.fullmatch(name):
+                factors = self._factors(found[1])
+                factors[found[2]], factors.embedding = stored, True
+            elif found := _MAGNITUDE.fullmatch(name):
+                self._factors(found[1])["magnitude"] = stored
+            elif found := _TOKENS.fullmatch(name):
+                self.rows[found[1]] = stored
+            elif ".lora_" in name:
+                raise UserError(
+                    f"{place} has tensors of an adapter of a kind that is not merged here, such "
+                    f"as {brief(stored)}. {MERGE}"
+                )
+            elif ".original_module." not in name:
+                self.whole[_INSIDE.sub("", name)] = stored
+
+    def _factors(self, module: str) -> Factors:
+        bare = module
+        while bare.endswith(".base_layer"):
+            bare = bare.removesuffix(".base_layer")
+        depth = (len(module) - len(bare)) // len(".base_layer")
+        return self.products.setdefault(bare, {}).setdefault(depth, Factors())
+
+
+# How names of transformers' modules differ from those of tensors in files.
+_BEGINNINGS = (
+    ("", ""),
+    ("model.language_model.", "language_model.model."),
+    ("model.language_model.", "model."),
+    ("model.", "model.language_model."),
+    ("model.", "language_model.model."),
+    ("model.", ""),
+    ("transformer.", ""),
+    ("gpt_neox.", ""),
+    ("", "model."),
+    ("", "transformer."),
+)
+_MIDDLES = (("", ""), (".mlp.", ".block_sparse_moe."), (".mlp.", ".feed_forward."))
+
+
+class Names:
+    """The names in a base's files of the tensors of modules."""
+
+    def __init__(self, there: Mapping[str, object], wanted: Iterable[str]) -> None:
+        """Choose the way of naming by which most of the `wanted` tensors are there."""
+        self._there = there
+        ways = [(start, middle) for middle in _MIDDLES for start in _BEGINNINGS]
+        known = list(wanted)
+        self._way = max(ways, key=lambda way: sum(self._by(way, name) in there for name in known))
+
+    def __call__(self, name: str) -> str:
+        """Return the name of a tensor in the files, as it is if it is not there by any name."""
+        renamed = self._by(self._way, name)
+        return renamed if renamed in self._there and name not in self._there else name
+
+    @staticmethod
+    def _by(way: tuple[tuple[str, str], tuple[str, str]], name: str) -> str:
+        (start, other), middle = way
+        renamed = other + name.removeprefix(start) if name.startswith(start) else name
+        return renamed.replace(*middle, 1) if middle[0] else renamed

@@ -1,0 +1,186 @@
+"""An average of several models, computed while it is read, and the file that names them."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import yaml
+
+from coordinate_eval._format import brief, plural
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.coordinator.inputs.checkpoints.fit import FLOATS
+from coordinate_eval.coordinator.inputs.checkpoints.merged import Merged
+from coordinate_eval.coordinator.inputs.checkpoints.sources import Source, Tensor
+from coordinate_eval.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+SUFFIXES: Final = (".yaml", ".yml")
+"""Endings of files that name the checkpoints of an average."""
+
+_MOST_FILE_BYTES = 1 << 20
+_MOST_MEMBERS = 1000
+_BLOCK = 16 << 20  # numbers that are added at a time: as float32, 64 MiB
+
+
+class Average:
+    """The weighted mean of several models of one architecture."""
+
+    def __init__(
+        self, sources: Sequence[Source], weights: Sequence[float], names: Sequence[str]
+    ) -> None:
+        """Check that the models have the same tensors. Nothing is read.
+
+        Args:
+            sources: the models.
+            weights: of each. They are divided by their sum.
+            names: of the models, for messages.
+
+        Raises:
+            UserError: They have other tensors, or tensors of other shapes or types.
+        """
+        self._sources, self._weights, self._total = sources, weights, math.fsum(weights)
+        self._tensors = sources[-1].tensors
+        for source, name in zip(sources, names, strict=True):
+            _check_same(self._tensors, source.tensors, names[-1], name)
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return the type and the shape of each tensor by its name."""
+        return self._tensors
+
+    def layout(self, name: str) -> None:
+        """Return None: every tensor is computed."""
+
+    def adapted(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Return the config of the last model as it is with that model's tensors."""
+        last = self._sources[-1]
+        return last.adapted(config) if isinstance(last, Average | Merged) else config
+
+    def read(self, name: str) -> "torch.Tensor":
+        """Return the mean of a tensor: in float32, rounded once to its type.
+
+        Of what are no numbers with a fraction, such as a count of steps, the last model's counts.
+        """
+        import torch
+
+        last = self._sources[-1].read(name)
+        if not last.is_floating_point():
+            return last
+        kind = torch.promote_types(last.dtype, torch.float32)
+        found = torch.zeros(last.numel(), dtype=kind)
+        dtype, shape = last.dtype, last.shape
+        for source, weight in zip(self._sources, self._weights, strict=True):
+            tensor = last if source is self._sources[-1] else source.read(name)
+            flat = tensor.reshape(-1)
+            for start in range(0, flat.numel(), _BLOCK):
+                block = slice(start, start + _BLOCK)
+                found[block].add_(flat[block].to(kind), alpha=weight)
+        return found.div_(self._total).to(dtype).reshape(shape)
+
+
+def _check_same(
+    last: Mapping[str, Tensor], other: Mapping[str, Tensor], last_name: str, name: str
+) -> None:
+    """Check that two models have the same tensors."""
+    for first, second, one, two in ((last, other, last_name, name), (other, last, name, last_name)):
+        if lacking := sorted(first.keys() - second.keys()):
+            raise UserError(
+                f"{two} and {one} have no average: {two} lacks {plural(len(lacking), 'tensor')} "
+                f"of the other, such as {brief(lacking[0])}"
+            )
+    for tensor, (dtype, shape) in last.items():
+        found = other[tensor]
+        if found.shape != shape or found.dtype != dtype:
+            raise UserError(
+                f"{name} and {last_name} have no average: {brief(tensor)} is {found.dtype} "
+                f"{list(found.shape)} in one, and {dtype} {list(shape)} in the other"
+            )
+    for tensor, (dtype, _) in last.items():
+        if dtype not in FLOATS and "weight" in tensor.rpartition(".")[2]:
+            raise UserError(
+                f"{last_name} has {brief(tensor)} in {dtype}: quantized weights have no average. "
+                "Average the models before they are quantized"
+            )
+
+
+class Members(NamedTuple):
+    """The checkpoints of an average, in order, and the weight of each."""
+
+    paths: list[Path]
+    weights: list[float]
+
+    @property
+    def place(self) -> Path:
+        """Return what stands for the path of the average where no file names the members.
+
+        It is in the folder that all are in, and its name has the first and the last of them.
+        """
+        whole = [os.path.realpath(path) for path in self.paths]
+        folder = os.path.commonpath([os.path.dirname(each) for each in whole])  # noqa: PTH120
+        first, last = (
+            os.path.relpath(each, folder).replace("/", "-") for each in (whole[0], whole[-1])
+        )
+        return Path(folder, f"average of {len(whole)}: {first}…{last}")
+
+
+def members(paths: Sequence[Path], weights: Sequence[float] | None) -> Members:
+    """Return the members of an average. Without weights, all count the same.
+
+    Raises:
+        UserError: There are too few or too many, or the weights are not theirs.
+    """
+    if not 2 <= len(paths) <= _MOST_MEMBERS:
+        raise UserError(
+            f"an average is of at least two checkpoints, and of {_MOST_MEMBERS:,} at most, "
+            f"not of {len(paths):,}"
+        )
+    given = [1.0] * len(paths) if weights is None else list(weights)
+    if len(given) != len(paths):
+        raise UserError(
+            f"{plural(len(given), 'weight')} for {plural(len(paths), 'checkpoint')}: give each "
+            "one, such as --weights 1,1,2"
+        )
+    total = math.fsum(given) if all(map(math.isfinite, given)) else math.nan
+    if not math.isfinite(total) or abs(total) < 1e-6 * max(map(abs, given)) or not any(given):
+        raise UserError(
+            f"the weights {', '.join(f'{each:g}' for each in given)} have no sum to divide by: "
+            "give numbers whose sum is not 0"
+        )
+    return Members(list(paths), given)
+
+
+def read_file(file: Path) -> Members:
+    """Return the members that a YAML file names, by paths relative to it.
+
+    Raises:
+        UserError: It is no such file.
+        OSError: It cannot be read.
+    """
+    try:
+        content = yaml.safe_load(checkpoint_files.read(file, _MOST_FILE_BYTES))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not YAML: {brief(str(error))}") from error
+    known = {"average", "weights"}
+    if not isinstance(content, dict) or not content.keys() <= known or "average" not in content:
+        raise UserError(
+            f"{file} is no average: it needs `average: [CKPT, CKPT, …]`, and may have "
+            "`weights: [1, 2, …]`"
+        )
+    paths, weights = content["average"], content.get("weights")
+    if not isinstance(paths, list) or not all(isinstance(each, str) and each for each in paths):
+        raise UserError(f"{file}: average must be a list of checkpoints")
+    return members([file.parent / each for each in paths], _numbers(file, weights))
+
+
+def _numbers(file: Path, found: Any) -> list[float] | None:  # noqa: ANN401 - of anybody's file
+    if found is None:
+        return None
+    if not isinstance(found, list) or not all(
+        isinstance(each, int | float) and not isinstance(each, bool) for each in found
+    ):
+        raise UserError(f"{file}: weights must be a list of numbers")
+    return [float(each) for each in found]

@@ -1,0 +1,83 @@
+"""Runs of checkpoints that are made of others have the scores of the same weights in one folder."""
+
+import importlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.mixes import adapted, saved
+from tests.runs import Workspace, kill, processes, published, scores, until
+
+DATASETS = ("tiny_choice", "tiny_talk")
+
+
+def asked(user: Workspace, *what: object) -> tuple[object, ...]:
+    suite = user.suite(*DATASETS)
+    return ("run", *what, "--suite", suite, "--engine", "transformers")
+
+
+def run_of(user: Workspace, name: str, *what: object) -> Path:
+    run = user.folder / name
+    user.call(*asked(user, *what), "--run-dir", run, "--json")
+    return run
+
+
+def answers(run: Path) -> list[dict[str, Any]]:
+    """What the engine answered, in any order of its lines."""
+    lines = [json.loads(line) for path in published(run) for line in path.open()]
+    return sorted(lines, key=json.dumps)
+
+
+def averaged(folder: Path, steps: Sequence[Path], weights: Sequence[float]) -> Path:
+    """Write the average of folders as a team would by hand."""
+    files: Any = importlib.import_module("safetensors.torch")
+    shutil.copytree(steps[-1], folder)
+    held = [files.load_file(step / "model.safetensors") for step in steps]
+    total = sum(weights)
+    mean = {
+        name: sum(w * one[name].float() for w, one in zip(weights, held, strict=True)) / total
+        for name in held[0]
+    }
+    kept = {name: tensor.to(held[0][name].dtype) for name, tensor in mean.items()}
+    files.save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_an_adapter_scores_as_what_peft_merges(user: Workspace, tmp_path: Path) -> None:
+    base = saved(tmp_path / "base", 1)
+    merged = adapted(base, tmp_path / "step-5", use_rslora=True)
+
+    one = run_of(user, "adapter", tmp_path / "step-5")
+    other = run_of(user, "merged", merged)
+
+    assert answers(one) == answers(other)
+    assert scores(one) == scores(other)
+    told = json.loads((one / "results.json").read_text())["checkpoint"]
+    assert told["base"] == str(base)
+
+
+def test_an_average_scores_as_one_made_by_hand_also_if_its_keeper_is_killed(
+    user: Workspace, tmp_path: Path
+) -> None:
+    steps = [saved(tmp_path / f"step-{step}", step) for step in (800, 900, 1000)]
+    by_hand = averaged(tmp_path / "by-hand", steps, [1, 1, 2])
+
+    run = user.folder / "average"
+    what = ("--average", *steps, "--weights", 1, 1, 2, "--run-dir", run)
+    running = user.start(*asked(user, *what), "--json")
+    until(lambda: processes("_keep", str(run)) or running.poll() is not None, "a keeper")
+    kill(processes("_keep", str(run)))
+    out, err = running.communicate()
+    assert running.returncode == 0, err
+    other = run_of(user, "by hand", by_hand)
+
+    assert answers(run) == answers(other)
+    assert json.loads(out)["results"] == scores(other)
+    listed = json.loads(user.call("scores", run, "--json").stdout)
+    row = next(row for row in listed["runs"] if row["dir"] == str(run))
+    assert row["step"] == 1000
+    assert row["checkpoint"].endswith("average of 3: step-800…step-1000")
+    shown = user.call(*asked(user, "--average", *steps, "--weights", 1, 1, 2), "--dry-run").stdout
+    assert f"0.5 × {steps[-1]}" in shown.replace("\n", "")

@@ -1,0 +1,276 @@
+"""Checkpoints that are made of others: described, found again, and written for engines."""
+
+import importlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.mixes import Held, adapted, saved
+from tests.tiny import tiny_model
+
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs.checkpoints.average import Average, Members, members
+from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
+from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import Checkpoint, CheckpointFormat
+
+torch: Any = importlib.import_module("torch")
+files: Any = importlib.import_module("safetensors.torch")
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three saves of a training, and a folder of a converted one."""
+    root = tmp_path_factory.mktemp("training")
+    return [saved(root / f"step-{step}", step) for step in (800, 900, 1000)]
+
+
+@pytest.fixture(scope="module")
+def adapter(steps: list[Path]) -> Path:
+    """An adapter of the first save, beside what PEFT merges it to."""
+    folder = steps[0].parent / "adapter"
+    adapted(steps[0], folder, use_dora=True, modules_to_save=["lm_head"])
+    return folder
+
+
+def staged(checkpoint: Checkpoint, root: Path) -> Path:
+    """Return the folder that a keeper has written of a checkpoint."""
+    weights = StagedWeights(str(root), "run", "node")
+    with weights.hold():
+        assert weights.copy(checkpoint)
+        shutil.copytree(weights.folder, root / "kept")
+    return root / "kept"
+
+
+def tensors(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for file in folder.glob("*.safetensors"):
+        found |= files.load_file(file)
+    return found
+
+
+def test_an_adapter_is_staged_as_what_peft_merges(adapter: Path, tmp_path: Path) -> None:
+    found = inspect(adapter)
+    copy = staged(Checkpoint.model_validate_json(found.model_dump_json()), tmp_path)
+
+    expected = tensors(adapter.with_name("adapter-merged"))
+    mine = tensors(copy)
+    assert mine.keys() == expected.keys()
+    assert all(torch.equal(mine[name], expected[name]) for name in expected)
+    assert found.format is CheckpointFormat.ADAPTER
+    assert found.parameters == inspect(adapter.with_name("adapter-merged")).parameters
+    assert not (copy / "adapter_config.json").exists()
+    assert (copy / "tokenizer.json").exists()
+
+
+def test_an_average_is_staged_as_one_made_by_hand(steps: list[Path], tmp_path: Path) -> None:
+    found = inspect(members(steps, [1, 1, 2]))
+    copy = staged(found, tmp_path)
+
+    mine, all_of = tensors(copy), [tensors(step) for step in steps]
+    for name, tensor in mine.items():
+        one, two, three = (each[name].float().numpy() for each in all_of)
+        by_hand = (one + two + numpy.float32(2) * three) / numpy.float32(4)
+        assert torch.equal(tensor, torch.from_numpy(by_hand).to(torch.bfloat16)), name
+    assert Path(found.path) == steps[0].parent / "average of 3: step-800…step-1000"
+    assert checkpoints.trained_step(found) == 1000
+    assert found.bytes == inspect(steps[0]).parameters * 2
+
+
+def test_a_file_names_an_average_by_paths_beside_it(steps: list[Path]) -> None:
+    file = steps[0].parent / "soup.yaml"
+    file.write_text("average: [step-800, step-900]\nweights: [1, 3]\n")
+    found = inspect(file)
+
+    assert found.path == str(file)
+    assert checkpoints.trained_step(found) == 900
+    assert found.identity == inspect(members(steps[:2], [0.25, 0.75])).identity
+
+
+def test_an_average_is_the_same_one_if_its_members_and_weights_are(steps: list[Path]) -> None:
+    one = inspect(members(steps, None))
+
+    assert one.identity == inspect(members(steps, [2, 2, 2])).identity
+    assert one.identity != inspect(members(steps, [1, 1, 2])).identity
+    assert one.identity != inspect(members(steps[:2], None)).identity
+    assert inspect(checkpoints.named(one)) == one
+
+
+def test_an_average_of_an_average_and_of_an_adapter(
+    steps: list[Path], adapter: Path, tmp_path: Path
+) -> None:
+    file = steps[0].parent / "pair.yaml"
+    file.write_text("average: [step-800, step-1000]")
+    copy = staged(inspect(members([file, adapter], None)), tmp_path)
+
+    first, last = tensors(steps[0]), tensors(steps[2])
+    merged = tensors(adapter.with_name("adapter-merged"))
+    for name, tensor in tensors(copy).items():
+        pair = ((first[name].float() + last[name].float()) / 2).to(torch.bfloat16)
+        assert torch.equal(tensor, ((pair.float() + merged[name].float()) / 2).bfloat16()), name
+
+
+def test_what_it_is_made_of_may_not_change(steps: list[Path], adapter: Path) -> None:
+    mixed = inspect(members([*steps[1:], adapter], None))
+    assert checkpoints.unchanged(mixed)
+    weights = steps[0] / "model.safetensors"  # of the adapter's base
+    before = weights.stat().st_mtime_ns
+    os.utime(weights, ns=(before, before + 1))
+    assert not checkpoints.unchanged(mixed)
+    os.utime(weights, ns=(before, before))
+
+
+def test_the_base_is_found_where_the_adapter_says_or_as_it_is_given(
+    steps: list[Path], adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "adapter"
+    shutil.copytree(adapter, copy)
+    config = json.loads((copy / "adapter_config.json").read_text())
+
+    def named(base: str) -> Path:
+        (copy / "adapter_config.json").write_text(
+            json.dumps({**config, "base_model_name_or_path": base})
+        )
+        return copy
+
+    snapshot = tmp_path / "hub" / "models--org--tiny" / "snapshots" / "abc"
+    shutil.copytree(steps[0], snapshot)
+    reference = snapshot.parent.parent / "refs" / "main"
+    reference.parent.mkdir()
+    reference.write_text("abc")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    assert inspect(named("org/tiny")).parts[0].path == str(snapshot)
+    assert inspect(named(os.path.relpath(steps[0], copy))).parts[0].path == str(steps[0])
+    assert inspect(named("org/other"), base=steps[0]).parts[0].path == str(steps[0])
+    with pytest.raises(UserError, match=r"org/other.*--base PATH"):
+        inspect(named("org/other"))
+    with pytest.raises(UserError, match="names no base"):
+        inspect(named(""))
+
+
+def test_the_tokenizer_of_the_adapter_counts(adapter: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "adapter"
+    shutil.copytree(adapter, copy)
+    shutil.copy(tiny_model() / "tokenizer.json", copy)
+    base = json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
+
+    assert str(copy / "tokenizer.json") in inspect(copy).files
+    assert f"{base}/config.json" in inspect(copy).files
+
+
+def test_an_adapter_is_that_of_another_base(adapter: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model(), other)
+    config = json.loads((other / "config.json").read_text())
+    transformers: Any = importlib.import_module("transformers")
+    sizes = {**config, "intermediate_size": config["intermediate_size"] * 2}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(other)
+
+    with pytest.raises(UserError, match=r"(?s)matrix of the shape .*down_proj.*--base"):
+        inspect(adapter, base=other)
+
+
+def test_an_adapter_that_is_being_written_is_not_whole(adapter: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "adapter"
+    shutil.copytree(adapter, copy)
+    (copy / "adapter_config.json").unlink()
+
+    with pytest.raises(UserError, match="not whole"):
+        inspect(copy)
+
+
+def test_models_that_differ_have_no_average(steps: list[Path], tmp_path: Path) -> None:
+    float32 = saved(tmp_path / "float32", 1, "float32")
+    with pytest.raises(UserError, match=r"no average: .* float32 .* bfloat16"):
+        inspect(members([float32, steps[0]], None))
+
+
+def held(**tensors: Any) -> Held:
+    return Held(tensors)
+
+
+_ROWS = st.lists(
+    st.tuples(st.floats(-2, 2, width=32), st.floats(-100, 100, width=32)), min_size=2, max_size=5
+).filter(lambda rows: abs(sum(weight for weight, _ in rows)) > 0.01)
+
+
+@settings(deadline=None)
+@given(_ROWS)
+def test_weights_are_divided_by_their_sum(rows: list[tuple[float, float]]) -> None:
+    sources = [held(x=torch.tensor([value])) for _, value in rows]
+    asked: Members = members([Path(str(n)) for n in range(len(rows))], [w for w, _ in rows])
+    found = Average(sources, asked.weights, ["a"] * len(rows)).read("x").item()
+
+    total = sum(weight for weight, _ in rows)
+    expected = sum(weight * value for weight, value in rows) / total
+    size = sum(abs(weight * value) for weight, value in rows) / abs(total)
+    assert abs(found - expected) <= 1e-6 * size + 1e-30
+
+
+def test_counters_are_those_of_the_last_member() -> None:
+    sources = [held(steps=torch.tensor([count])) for count in (1, 2)]
+    assert Average(sources, [1, 1], ["a", "b"]).read("steps").item() == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (held(a=torch.zeros(2)), held(a=torch.zeros(3)), r"\[2\].*\[3\]"),
+        (held(a=torch.zeros(2)), held(b=torch.zeros(2)), "lacks 1 tensor .*such as b"),
+        (held(a=torch.zeros(2).half()), held(a=torch.zeros(2)), r"float16 .*float32"),
+        (
+            held(weight=torch.zeros(2, dtype=torch.uint8)),
+            held(weight=torch.zeros(2, dtype=torch.uint8)),
+            "quantized",
+        ),
+    ],
+)
+def test_unequal_tensors_are_named(one: Held, other: Held, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Average([one, other], [1, 1], ["step-1", "step-2"])
+
+
+@pytest.mark.parametrize(
+    ("count", "weights", "words"),
+    [
+        (1, None, "at least two"),
+        (2, [1.0], "1 weight for 2 checkpoints"),
+        (2, [1.0, -1.0], "no sum"),
+        (2, [float("nan"), 1.0], "no sum"),
+        (2, [0.0, 0.0], "no sum"),
+    ],
+)
+def test_weights_without_a_mean_are_refused(
+    count: int, weights: list[float] | None, words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        members([Path(str(number)) for number in range(count)], weights)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("average: step-800", "must be a list"),
+        ("average: [step-800, 900]", "must be a list of checkpoints"),
+        ("averages: [a, b]", "is no average"),
+        ("average: [a, b]\nweight: [1, 2]", "is no average"),
+        ("average: [a, b]\nweights: [x, 1]", "list of numbers"),
+        ("average: [a, b", "not YAML"),
+        ("average: !!python/object/apply:os.system [true]", "not YAML"),
+        ("- a", "is no average"),
+        ("average: [a, b]", "does not exist"),
+    ],
+)
+def test_a_file_that_names_no_average_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "soup.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=words):
+        inspect(file)
