@@ -102,10 +102,10 @@ def test_who_comes_second_makes_one_beside(monkeypatch: pytest.MonkeyPatch) -> N
     inputs: Any = SimpleNamespace(reviewed=None)
     run: Any = SimpleNamespace(id="x")
     monkeypatch.setattr(launch, "create", create)
-    monkeypatch.setattr(launch, "_root", lambda *_: roots[min(len(made), 1)])
+    monkeypatch.setattr(launch, "root_of", lambda *_: roots[min(len(made), 1)])
     assert launch._create(inputs, None, run).root == roots[1]
     made.clear()
-    monkeypatch.setattr(launch, "_root", lambda *_: roots[0])
+    monkeypatch.setattr(launch, "root_of", lambda *_: roots[0])
     with pytest.raises(RunExists):  # it is the user's own: another process of hers made it
         launch._create(inputs, None, run)
 
