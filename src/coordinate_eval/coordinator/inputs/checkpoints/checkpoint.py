@@ -546,12 +546,11 @@ def _find_config(place: Path, beside: list[Path], given: Path | None) -> Path:
     where, folders = _where_to_look(place, beside, given)
     if given is not None and where.is_file() and where.name != "config.json":
         raise UserError(f"config {given} must be named config.json: engines look for that")
-    for folder in folders:
-        for file in checkpoint_files.present(folder, ["config.json"]):
-            if len(folders) == 1 or _is_of_model(file):
-                return file
+    found = [each for f in folders for each in checkpoint_files.present(f, ["config.json"])]
+    if found:  # a trainer's own may lie beside a checkpoint, and the model's above it
+        return next(filter(_is_of_model, found), found[0]) if len(found) > 1 else found[0]
     raise UserError(
-        f"{where} has no config.json of a model in Hugging Face's format. Put it there, give "
+        f"{where} has no config.json. Put the model's there in Hugging Face's format, give "
         f"--config FILE, or name it in a {folder_file.NAME} in the folder of the checkpoints: "
         "config: FILE"
     )
