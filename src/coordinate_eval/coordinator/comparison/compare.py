@@ -23,6 +23,7 @@ from coordinate_eval.coordinator.comparison.paired import (
     mean_difference,
     significant,
 )
+from coordinate_eval.coordinator.history.measured import asked, higher_is_better
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.judges import judged, judged_differently
@@ -39,9 +40,6 @@ from coordinate_eval.records import (
     ItemScores,
     Record,
 )
-
-NOT_ASKED = {"name", "group", "items", "prior", "splittable"}
-"""Fields of a dataset that change nothing in what is asked."""
 
 CLOSE = 1e-6
 """Part of a score by which the mean over its items may differ from it."""
@@ -177,8 +175,8 @@ def compare(
         first=_side(first, runs[0]),
         second=_side(second, runs[1]),
         datasets=datasets,
-        groups=_judged([m for name, of in groups.items() if (m := _mean(name, of))]),
-        mean=next(iter(_judged([m for m in [_mean("all datasets", datasets)] if m])), None),
+        groups=_judged([m for name, of in groups.items() if (m := mean_of(name, of))]),
+        mean=next(iter(_judged([m for m in [mean_of("all datasets", datasets)] if m])), None),
         unlike=unequal,
         left_out=left_out,
     )
@@ -209,21 +207,9 @@ def unlike(first: _Scored, second: _Scored) -> Iterator[str]:
     The prompts of runs with one tokenizer are compared by what they were made from.
     """
     runs = f"{first.run.id} and {second.run.id}"
-    ours, theirs = (
-        scored.dataset.model_dump(mode="json", exclude=NOT_ASKED) for scored in (first, second)
-    )
-    named = [
-        (name.replace("_", " "), ours.get(name), theirs.get(name))
-        for name in dict.fromkeys([*ours, *theirs])
-    ]
-    named += [
-        ("max_length", first.run.max_length, second.run.max_length),
-        ("engine", first.run.settings.engine.name, second.run.settings.engine.name),
-        ("version of the task", first.results.versions, second.results.versions),
-        ("version of lm_eval", first.results.harness, second.results.harness),
-        ("few-shot examples", first.results.n_shot, second.results.n_shot),
-        ("own chat template", not first.results.plain_chat, not second.results.plain_chat),
-    ]
+    ours, theirs = (asked(scored.run, scored.dataset, scored.results) for scored in (first, second))
+    del ours["judge"], theirs["judge"]  # compared below, with the prompts
+    named = [(name, ours.get(name), theirs.get(name)) for name in dict.fromkeys([*ours, *theirs])]
     told = [f"{name} {a!r} and {b!r}" for name, a, b in named if a != b]
     yield from (f"{each} in {runs}" for each in told)
     judges = [(scored.run.id, judged(scored.results)) for scored in (first, second)]
@@ -275,7 +261,7 @@ def _measure(
         second=scores[1].value,
         difference=scores[1].value - scores[0].value,
         metric=scores[0].metric,
-        higher_is_better=_higher_is_better(pair[1].results, scores[0].metric),
+        higher_is_better=higher_is_better(pair[1].results, scores[0].metric),
     )
     strata, why_not = _strata(pair, (scores[0], scores[1]))
     if not strata:
@@ -298,12 +284,6 @@ def _interval(found: Difference) -> dict[str, float]:
         "detectable": detectable(found.stderr),
         "clusters": found.clusters,
     }
-
-
-def _higher_is_better(results: DatasetResults, metric: str) -> bool:
-    name = metric.partition(",")[0]
-    said = [table[name] for table in results.higher_is_better.values() if name in table]
-    return all(each is not False for each in said)
 
 
 def _strata(pair: _Both, scores: tuple[Score, Score]) -> tuple[list[Stratum], str]:
@@ -369,7 +349,7 @@ def _weighted(
     return [], "its score is not the mean over its items"
 
 
-def _mean(name: str, measured: Sequence[Measured]) -> Measured | None:
+def mean_of(name: str, measured: Sequence[Measured]) -> Measured | None:
     """Return the difference of the mean over datasets that have an interval, and scores from 0 to
     1 of which more is better; None for fewer than two.
     """

@@ -4,18 +4,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from coordinate_eval import _format, _user_files
+from coordinate_eval import _format
 from coordinate_eval.clusters.protocol import MOST_CPUS, MOST_GPUS, Busy, Node
+from coordinate_eval.coordinator.inputs import yaml_file
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Record
-
-try:  # libyaml's: ten times as fast, and a thousand nodes are many lines
-    from yaml import CSafeLoader as _SafeLoader
-except ImportError:  # PyYAML was built without it
-    from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
 CPUS_PER_GPU = 16
 """Cores per GPU of a node for which the file gives none."""
@@ -31,9 +26,6 @@ MOST_NODES = 10_000
 
 MOST_GIB, MOST_SECONDS = 1e6, 1e6
 """Limits for memory and for the start of an engine."""
-
-MOST_LEVELS = 20
-"""Limit for lists and mappings within each other."""
 
 
 class FileNode(Record):
@@ -51,7 +43,7 @@ class FileNode(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill(cls, values: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+    def _fill(cls, values: Any) -> Any:  # noqa: ANN401 - any YAML value
         gpus = values.get("gpus") if isinstance(values, dict) else None
         if isinstance(gpus, int) and 0 <= gpus <= MOST_GPUS:
             values = {
@@ -103,7 +95,7 @@ def load(path: Path) -> ClusterFile:
     Raises:
         UserError: The file is missing or malformed; names the field.
     """
-    tree = _tree(path)
+    tree = yaml_file.read(path, "cluster file")
     if not isinstance(tree, dict):
         raise UserError(f"cluster file {path}: it must be a mapping with `nodes`")
     try:
@@ -115,42 +107,3 @@ def load(path: Path) -> ClusterFile:
         if count > 1:
             raise UserError(f"cluster file {path}: node {name} is listed twice")
     return cluster
-
-
-class _Loader(_SafeLoader):
-    """A loader that refuses a duplicate key, where PyYAML would take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key.value!r} is given twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep=deep)
-
-
-def _tree(path: Path) -> object:
-    text = _user_files.read_text(path, "cluster file", anybodys=True)
-    try:
-        if _too_deep(text):
-            raise ValueError("it is nested too deeply")
-        return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        why = f"line {line}: {error.problem}"
-    except (yaml.YAMLError, ValueError) as error:  # also numbers and dates that there are not
-        why = " ".join(str(error).split())
-    raise UserError(f"cluster file {path} is not YAML: {why}")
-
-
-def _too_deep(text: str) -> bool:
-    """Return whether a document is nested so deeply that libyaml may overrun its stack."""
-    depth = 0
-    for event in yaml.parse(text, _Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > MOST_LEVELS:
-            return True
-    return False

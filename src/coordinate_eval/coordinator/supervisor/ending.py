@@ -9,6 +9,7 @@ from typing import Any
 from coordinate_eval import _files
 from coordinate_eval._clock import Clock
 from coordinate_eval.clusters.protocol import Cluster, State, TaskStatus
+from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.incidents.incident import Incident
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.time_ledger import read_time_ledger
@@ -18,7 +19,13 @@ from coordinate_eval.coordinator.run.records import JudgeProgress, Run, StagePro
 from coordinate_eval.coordinator.run.rounds import read_rounds, read_trials_of
 from coordinate_eval.coordinator.supervisor.learn_from_run import store_observations
 from coordinate_eval.coordinator.workers.on_node import node_memory
-from coordinate_eval.errors import ClusterError, RecordError, SubmitRefused, UserError
+from coordinate_eval.errors import (
+    ClusterError,
+    CoordinateError,
+    RecordError,
+    SubmitRefused,
+    UserError,
+)
 
 DRAIN_SECONDS = 60.0
 """Time that jobs get to remove the weights before they are cancelled."""
@@ -45,6 +52,10 @@ def write_results(
     except Exception as error:  # where the GPU time went is no reason to have no results
         tell(f"cannot sum up the GPU time of this run: {error}")
     _files.write(run_dir.results, _files.pretty(results))
+    try:
+        measured.keep(run.settings.runs_dir, measured.measure(run_dir, run, results))
+    except (CoordinateError, OSError) as error:
+        tell(f"the scores of this run are not kept in the history: {error}")
     return results
 
 

@@ -33,7 +33,7 @@ def show_comparison(
         UserError: a run is not there, the runs have asked differently, or nothing can be compared.
     """
     with _owner.for_show():
-        first, second = (_find(name, settings) for name in names)
+        first, second = (find_run(name, settings) for name in names)
         found = compare(first, second, names=datasets, metric=metric, anyway=anyway)
     if as_json:
         write_json(found.model_dump(mode="json", by_alias=True))
@@ -41,7 +41,7 @@ def show_comparison(
         _print(found)
 
 
-def _find(name: str, settings: Settings) -> RunDir:
+def find_run(name: str, settings: Settings) -> RunDir:
     """Return the run of this name, or the latest run of the checkpoint in this folder."""
     try:
         return find(name, settings)

@@ -3,7 +3,7 @@
 import contextlib
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,6 +110,27 @@ def find_all(settings: Settings, wanted: Wanted | None = None) -> tuple[list[Fou
         except (RecordError, ForeignError, OSError) as error:
             problems.append(str(error))
     return sorted(found, key=lambda pair: -pair[1].created), problems
+
+
+def readable_runs(settings: Settings, known: Set[str], problems: list[str]) -> Iterator[Found]:
+    """Yield the user's runs under `runs_dir` whose directories have none of the names in `known`.
+
+    The errors of unreadable runs are added to `problems`.
+    """
+    home = Path(settings.runs_dir).expanduser()
+    for name in sorted(_files.names(home) - known):
+        root = home / name
+        # Others' runs, and links of others, are passed over.
+        if name.startswith(".") or not is_own(root) or not (root / "run.json").is_file():
+            continue
+        try:
+            run_dir = own(root)
+            run = read_run(run_dir)
+        except (RecordError, ForeignError, OSError) as error:
+            problems.append(str(error))
+            continue
+        if run.id not in known:
+            yield run_dir, run
 
 
 def name_for_commands(run_dir: RunDir, run: Run, settings: Settings) -> str:

@@ -71,12 +71,48 @@ Reference = Annotated[
 Changed = Annotated[
     str, typer.Argument(metavar="B", help="The run whose change is asked for, named likewise.")
 ]
+Gated = Annotated[
+    str, typer.Argument(metavar="RUN", help="Its directory, its id, or its checkpoint.")
+]
+PolicyFile = Annotated[Path, option("", "FILE", "The policy, a YAML file.", "--policy")]
+Against = Annotated[
+    str | None,
+    option("", "BASELINE", "The run that rules about losses and gains compare with.", "--against"),
+]
 Compared = Annotated[
     list[str] | None,
     option("", "NAME", "Compare this dataset only. May be given several times.", "--dataset"),
 ]
 Anyway = Annotated[
     bool, option("", "", "Compare although the runs have asked or scored differently.", "--anyway")
+]
+Trainings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="TRAINING",
+        help="Folders of checkpoints, or the ends of their paths.",
+        show_default="all trainings",
+    ),
+]
+Columns = Annotated[
+    list[str] | None,
+    option(
+        "",
+        "WHAT",
+        "Show this dataset, group, or mean, such as 'mean(mmlu,arc*)'. May be given several times.",
+        "--column",
+        shown="each dataset; of more than 8, each group and the mean",
+    ),
+]
+By = Annotated[
+    str, option("", "WHAT", "A dataset, a group, or a mean, such as 'mean(mmlu,arc*)'.", "--by")
+]
+TokensPerStep = Annotated[
+    int | None, option("", "N", "Show the tokens that each checkpoint has seen.", min=1)
+]
+ParquetFile = Annotated[
+    Path | None,
+    option(OUTPUT, "FILE", "Write a line for each checkpoint and dataset into this file."),
 ]
 Ledger = Annotated[
     bool, option(OUTPUT, "", "Show where the GPU time went, and what to change next.", "--ledger")
@@ -172,7 +208,10 @@ TensorParallel = Annotated[int, option("", "N", "GPUs of one trial.", min=1, max
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (status, diagnose, runs, scores, compare, samples, suites, checkpoint, config):
+    for command in (
+        status, diagnose, runs, scores, history, best, alarms, compare, gate, samples, suites,
+        checkpoint, config,
+    ):  # fmt: skip
         app.command()(command)
 
 
@@ -264,6 +303,61 @@ def scores(
     show_scores(run or [], settings, metric, asked[0] if asked else "table", wanted)
 
 
+def history(
+    training: Trainings = None,
+    suite: OfSuite = None,
+    column: Columns = None,
+    tokens_per_step: TokensPerStep = None,
+    as_csv: Csv = False,
+    as_json: common.Json = False,
+    parquet: ParquetFile = None,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Show the scores of a training's checkpoints, by step, also of runs that were removed.
+
+    Only scores that can be compared stand in one column: those whose prompts, task, harness and
+    judge are the newest run's. A checkpoint that was written again counts as it was evaluated last.
+    """
+    from coordinate_eval.coordinator.cli.inquire.history import Wanted, show_history
+
+    if as_csv + as_json + (parquet is not None) > 1:
+        raise UserError("--csv, --json and --parquet are three formats: give one of them")
+    settings, _ = load_settings({}, settings_file)
+    wanted = Wanted(training or [], suite, column or [], tokens_per_step)
+    form = "csv" if as_csv else "json" if as_json else "table"
+    show_history(settings, wanted, form, parquet)
+
+
+def best(
+    training: Trainings = None,
+    by: By = "mean",
+    suite: OfSuite = None,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Name the checkpoint with the best score, and those that may be as good."""
+    from coordinate_eval.coordinator.cli.inquire.history import Wanted, show_best
+
+    settings, _ = load_settings({}, settings_file)
+    show_best(settings, Wanted(training or [], suite, []), by, as_json=as_json)
+
+
+def alarms(
+    training: Trainings = None,
+    suite: OfSuite = None,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Show which checkpoints are worse than their training's past explains.
+
+    Exit status: 1 if the newest checkpoint of a training has alarms, else 0.
+    """
+    from coordinate_eval.coordinator.cli.inquire.history import Wanted, show_alarms
+
+    settings, _ = load_settings({}, settings_file)
+    raise typer.Exit(show_alarms(settings, Wanted(training or [], suite, []), as_json=as_json))
+
+
 def compare(
     first: Reference,
     second: Changed,
@@ -284,6 +378,25 @@ def compare(
     show_comparison(
         (first, second), settings, dataset or [], metric, anyway=anyway, as_json=as_json
     )
+
+
+def gate(
+    run: Gated,
+    policy: PolicyFile,
+    against: Against = None,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Decide whether a run's scores meet a policy: GO, NO-GO, or INCONCLUSIVE.
+
+    A rule is decided if all of the 95 % interval is on one side of its bound.
+
+    Exit status: 0 GO; 1 NO-GO; 3 INCONCLUSIVE, with the number of items that would decide.
+    """
+    from coordinate_eval.coordinator.cli.inquire.gate import show_gate
+
+    settings, _ = load_settings({}, settings_file)
+    raise typer.Exit(show_gate(settings, run, policy, against, as_json=as_json))
 
 
 def samples(

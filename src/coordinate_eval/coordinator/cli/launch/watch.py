@@ -27,6 +27,7 @@ from coordinate_eval.coordinator.cli.launch.run import start_run
 from coordinate_eval.coordinator.cli.launch.runnable import check_common
 from coordinate_eval.coordinator.cli.launch.spooled import submit_waiting
 from coordinate_eval.coordinator.cli.output import say, write_json
+from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.checkpoints.average import Members
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import unchanged
@@ -283,6 +284,9 @@ class Watch:
             if each.run is None and (root / "run.json").exists():
                 # The same checkpoint under another name, or the time of its files has changed.
                 each.run, each.state = RunDir(root), "evaluated before"
+                return False
+            if each.run is None and measured.has(self.settings.runs_dir, inputs.run_id):
+                each.state = "evaluated before"  # its run was pruned
                 return False
             if self.dry:
                 each.state = "to be evaluated"

@@ -10,9 +10,11 @@ from coordinate_eval._format import plural
 from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.cli.inquire.runs import Found, age, find_all
 from coordinate_eval.coordinator.cli.output import say
+from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
+from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs, lease
 from coordinate_eval.coordinator.run.own import is_own
@@ -152,7 +154,18 @@ def _compact(run_dir: RunDir, run: Run) -> str:
 
 
 def _remove(run_dir: RunDir, run: Run, settings: Settings) -> str:
-    """Remove a run and the links to it in `runs_dir`; return what was done in words."""
+    """Remove a run and the links to it in `runs_dir`; return what was done in words.
+
+    Its scores stay in the history.
+    """
+    kept = ""
+    try:
+        now = measured.measure(run_dir, run, read_results(run_dir) or {})
+        if now.scores:
+            measured.keep(settings.runs_dir, now)
+            kept = f"; {plural(len(now.scores), 'score')} of it stay in `coordinate-eval history`"
+    except RecordError as error:
+        kept = f"; its scores could not be read: {error}"
     home = Path(settings.runs_dir).expanduser()
     links = [
         link
@@ -163,4 +176,4 @@ def _remove(run_dir: RunDir, run: Run, settings: Settings) -> str:
     remove(run_dir)
     for link in links:
         link.unlink(missing_ok=True)
-    return f"removed {run.id}"
+    return f"removed {run.id}{kept}"

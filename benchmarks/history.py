@@ -1,0 +1,149 @@
+"""The history of a training: seconds to open it, and what its alarms find
+
+    python benchmarks/history.py
+
+*Opening* is `coordinate-eval history` on records of so many checkpoints of 63 datasets, from the
+start of the process to its end: the first time, when each file is read by itself, and the next
+time, when nearly all come from the pack.
+
+*Alarms* are those of simulated trainings with known truth. Each has 60 checkpoints of 63 datasets
+with the numbers of items of the base suite's kind (100 to 14,042). Scores rise to a level of their
+own and have three kinds of noise: that of their items, one of each dataset, and one that all share;
+the last two last for some checkpoints (autoregressive, 0.5). *False* is the share of checkpoints of
+healthy trainings with any alarm. *Found* is the share of drops of all datasets by so many points
+that the mean raises an alarm for, at the checkpoint itself or the next one.
+"""
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from coordinate_eval.coordinator.history import measured
+from coordinate_eval.coordinator.history.alarms import alarms
+from coordinate_eval.coordinator.history.measured import Measured, Score
+from coordinate_eval.coordinator.history.series import Row, Series
+
+DATASETS = [f"dataset_{number}" for number in range(63)]
+ITEMS = (100, 164, 500, 1000, 1319, 2000, 5000, 14042)
+CHECKPOINTS = 60
+TRAININGS: Mapping[str, Mapping[str, float]] = {
+    "usual": {"shared": 0.002, "own": 0.004, "rise": 0.35},
+    "quiet": {"shared": 0.0, "own": 0.0, "rise": 0.35},
+    "noisy": {"shared": 0.004, "own": 0.01, "rise": 0.35},
+    "rising fast": {"shared": 0.002, "own": 0.004, "rise": 0.6},
+}
+
+
+def main() -> None:
+    """Measure, and print two tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkpoints", type=int, nargs="+", default=[1000, 10_000])
+    parser.add_argument("--trainings", type=int, default=40, help="simulated, of each kind")
+    parser.add_argument("--points", type=float, default=2.0, help="size of the drops")
+    asked = parser.parse_args()
+    where = Console(width=100)
+    where.print(opening(asked.checkpoints))
+    where.print(truth(asked.trainings, asked.points / 100))
+
+
+def opening(counts: list[int]) -> Table:
+    """Return the seconds that the command takes on so many records."""
+    table = Table("checkpoints", "first time, s", "next times, s (median of 5)", title="opening")
+    for count in counts:
+        with tempfile.TemporaryDirectory() as home:
+            write_records(home, count)
+            first = _seconds(home)
+            later = sorted(_seconds(home) for _ in range(5))[2]
+            table.add_row(f"{count:,}", f"{first:.2f}", f"{later:.2f}")
+    return table
+
+
+def write_records(home: str, count: int) -> None:
+    """Write the records of a training with so many checkpoints."""
+    draw = np.random.default_rng(0)
+    folder = measured.folder(home)
+    folder.mkdir(mode=0o700, parents=True)
+    for step in range(count):
+        scores: dict[str, measured.Plain] = {
+            name: (float(draw.random()), 0.01, 1000, "acc", True, "0123456789abcdef")
+            for name in DATASETS
+        }
+        record = Measured(
+            run=f"step-{step}", dir="/none", checkpoint=f"/training/step-{step}", step=step,
+            identity=f"{step:064}", suite="base", created=step, ended=1, complete=True,
+            scores=scores,
+        )  # fmt: skip
+        (folder / f"step-{step}.{step:016x}.json").write_text(record.line())
+
+
+def _seconds(home: str) -> float:
+    command = [str(Path(sys.executable).with_name("coordinate-eval")), "history", "--csv"]
+    began = time.perf_counter()
+    subprocess.run(
+        command, env={**os.environ, "COORDINATE_EVAL_RUNS_DIR": home},
+        stdout=subprocess.DEVNULL, check=True,
+    )  # fmt: skip
+    return time.perf_counter() - began
+
+
+def truth(count: int, drop: float) -> Table:
+    """Return the share of false alarms, and of drops that are found in time."""
+    table = Table(
+        "training", "false, % of checkpoints", f"found, drops of {100 * drop:g} points",
+        title=f"alarms, {count} trainings of each kind with and without a drop",
+    )  # fmt: skip
+    for name, kind in TRAININGS.items():
+        draw = np.random.default_rng(0)
+        false = sum(
+            len({alarm.row.step for alarm in alarms(training(draw, kind))}) for _ in range(count)
+        )
+        in_time = 0
+        for _ in range(count):
+            at = int(draw.integers(15, CHECKPOINTS - 5))
+            raised = alarms(training(draw, kind, at=at, drop=drop))
+            in_time += any(a.what == "mean" and a.row.step in (at, at + 1) for a in raised)
+        table.add_row(name, f"{100 * false / count / CHECKPOINTS:.2f}", f"{in_time} of {count}")
+    return table
+
+
+def training(
+    draw: np.random.Generator,
+    kind: Mapping[str, float],
+    *,
+    at: int = CHECKPOINTS,
+    drop: float = 0.0,
+    last: float = 0.5,
+) -> Series:
+    """Return a simulated training; from checkpoint `at` on, all of its scores are lower."""
+    items = draw.choice(ITEMS, len(DATASETS))
+    start = draw.uniform(0.1, 0.4, len(DATASETS))
+    gain, pace = draw.uniform(0.02, kind["rise"], len(DATASETS)), draw.uniform(5, 60, len(DATASETS))
+    together, alone = 0.0, np.zeros(len(DATASETS))
+    fresh = math.sqrt(1 - last**2)
+    rows = []
+    for step in range(CHECKPOINTS):
+        together = last * together + draw.normal(0, kind["shared"] * fresh)
+        alone = last * alone + draw.normal(0, kind["own"] * fresh, len(DATASETS))
+        mean = start + gain * (1 - np.exp(-step / pace)) + together + alone - drop * (step >= at)
+        values = draw.binomial(items, np.clip(mean, 0.001, 0.999)) / items
+        errors = np.sqrt(np.maximum(values * (1 - values), 1e-6) / (items - 1))
+        scores = {
+            name: Score(float(value), float(error), int(count), "acc", True, "")
+            for name, value, error, count in zip(DATASETS, values, errors, items, strict=True)
+        }
+        rows.append(Row("/t", step, f"/t/step-{step}", ["run"], float(step), scores, [], None))
+    return Series(rows, DATASETS, {}, [])
+
+
+if __name__ == "__main__":
+    main()

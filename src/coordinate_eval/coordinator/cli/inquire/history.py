@@ -1,0 +1,366 @@
+"""`coordinate-eval history`, `best` and `alarms`: scores over the checkpoints of a training."""
+
+import csv
+import io
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+from rich.markup import escape
+from rich.table import Table
+
+from coordinate_eval import _files
+from coordinate_eval._format import plural, visible
+from coordinate_eval.coordinator.cli.inquire.runs import readable_runs
+from coordinate_eval.coordinator.cli.output import console, say, table_console, write_json
+from coordinate_eval.coordinator.history import measured
+from coordinate_eval.coordinator.history.alarms import Alarm, alarms
+from coordinate_eval.coordinator.history.measured import Measured
+from coordinate_eval.coordinator.history.series import (
+    Column,
+    Row,
+    Series,
+    Value,
+    best,
+    column,
+    default_columns,
+    series,
+)
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.report.results import read_results
+from coordinate_eval.errors import CoordinateError, UserError
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+class Wanted(NamedTuple):
+    """The choice of checkpoints and columns."""
+
+    trainings: Sequence[str]
+    suite: str | None
+    columns: Sequence[str]
+    tokens_per_step: int | None = None
+
+
+def load(settings: Settings) -> tuple[list[Measured], list[str]]:
+    """Return what the user's runs have measured, and what cannot be read.
+
+    A run that is in `runs_dir` and not in the history goes on, or an earlier version has ended it.
+    In the latter case, it is kept now.
+    """
+    found, problems = measured.read(settings.runs_dir)
+    whole = {each.run for each in found if each.complete}
+    places = {PurePath(each.dir).name for each in found if each.complete}
+    by_run = {each.run: each for each in found}
+    for run_dir, run in readable_runs(settings, whole | places, problems):
+        try:
+            results = read_results(run_dir)
+            before = by_run.get(run.id)
+            now = measured.measure(run_dir, run, results)
+            if before is not None and before.scores == now.scores:
+                continue
+            by_run[run.id] = now
+            if results is not None:
+                measured.keep(settings.runs_dir, now)
+        except (CoordinateError, OSError) as error:
+            problems.append(str(error))
+    return list(by_run.values()), problems
+
+
+def show_history(settings: Settings, wanted: Wanted, form: str, parquet: Path | None) -> None:
+    """Print a row for each checkpoint, and a column for each dataset, group or mean.
+
+    Args:
+        settings: of the user.
+        wanted: which checkpoints and columns.
+        form: table, csv or json.
+        parquet: a file that gets a line for each checkpoint and dataset.
+
+    Raises:
+        UserError: there is no such training or column, or the file cannot be written.
+    """
+    known, problems = load(settings)
+    found = series(known, wanted.trainings, wanted.suite)
+    columns = [column(each, found) for each in wanted.columns] or default_columns(found)
+    if parquet is not None:
+        _write_parquet(found, wanted, parquet)
+        say(f"wrote {parquet}")
+    elif form == "json":
+        write_json(_document(found, columns, wanted))
+    elif form == "csv":
+        sys.stdout.write(visible(_csv(found, columns, wanted)))
+    else:
+        _print(found, columns, wanted, settings)
+    for line in [*found.notes, *problems]:
+        say(line)
+
+
+def show_best(settings: Settings, wanted: Wanted, by: str, *, as_json: bool) -> None:
+    """Print the checkpoint with the best value of a dataset, group or mean.
+
+    Raises:
+        UserError: there is no such training or column, or no checkpoint has all of its scores.
+    """
+    known, problems = load(settings)
+    found = series(known, wanted.trainings, wanted.suite)
+    chosen = best(found, column(by, found))
+    if as_json:
+        write_json(
+            {
+                "schema": "coordinate-eval/best@1",
+                "by": by,
+                **_told(chosen.row, chosen.value),
+                "close": [_told(row, value) for row, value in chosen.close],
+                "without": [row.checkpoint for row in chosen.without],
+            }
+        )
+    else:
+        _out(f"{chosen.row.checkpoint}: {by} {_number(chosen.value)}")
+        if chosen.close:
+            shown = ", ".join(f"{_name(row)} ({_number(value)})" for row, value in chosen.close[:5])
+            more = len(chosen.close) - 5
+            _out(
+                f"may be as good: {shown}{f' and {more} more' if more > 0 else ''}; "
+                "`coordinate-eval compare` tells more, item by item"
+            )
+        if chosen.without:
+            _out(f"{plural(len(chosen.without), 'checkpoint')} without all of these scores")
+    for line in [*found.notes, *problems]:
+        say(line)
+
+
+def show_alarms(settings: Settings, wanted: Wanted, *, as_json: bool) -> int:
+    """Print the alarms of trainings, the newest last. Return the exit status.
+
+    It is 1 if the newest checkpoint of a training has alarms.
+
+    Raises:
+        UserError: there is no such training.
+    """
+    known, problems = load(settings)
+    found = series(known, wanted.trainings, wanted.suite)
+    raised: list[Alarm] = []
+    newest: set[str] = set()
+    for training in dict.fromkeys(row.training for row in found.rows):
+        rows = [row for row in found.rows if row.training == training]
+        raised += alarms(found._replace(rows=rows))
+        newest |= {row.checkpoint for row in [r for r in rows if r.step is not None][-1:]}
+    if as_json:
+        write_json(
+            {"schema": "coordinate-eval/alarms@1", "alarms": [_alarm(each) for each in raised]}
+        )
+    else:
+        for each in raised:
+            good = f"; the last good one is {each.good.checkpoint}" if each.good else ""
+            _out(f"{each.row.checkpoint}: {each.what}: {each.kind}: {each.words}{good}")
+        if not raised:
+            _out(f"no alarms in {plural(len(found.rows), 'checkpoint')}")
+    for line in [*found.notes, *problems]:
+        say(line)
+    return int(any(each.row.checkpoint in newest for each in raised))
+
+
+def _alarm(each: Alarm) -> dict[str, Any]:
+    return {
+        "kind": each.kind,
+        "what": each.what,
+        "checkpoint": each.row.checkpoint,
+        "step": each.row.step,
+        "run": each.row.runs[0],
+        "words": each.words,
+        "last_good": each.good.checkpoint if each.good else None,
+        "last_good_step": each.good.step if each.good else None,
+    }
+
+
+def _told(row: Row, value: Value) -> dict[str, Any]:
+    return {
+        "checkpoint": row.checkpoint,
+        "step": row.step,
+        "run": row.runs[0],
+        "value": value.value,
+        "stderr": value.stderr,
+    }
+
+
+def _out(text: str) -> None:
+    console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _name(row: Row) -> str:
+    return f"step {row.step:,}" if row.step is not None else PurePath(row.checkpoint).name
+
+
+def _number(value: Value) -> str:
+    error = "" if value.stderr is None else f" ±{value.stderr:.4f}"
+    return f"{value.value:.4f}{error}"
+
+
+def _tokens(row: Row, wanted: Wanted) -> int | None:
+    if row.step is None or wanted.tokens_per_step is None:
+        return None
+    return row.step * wanted.tokens_per_step
+
+
+def _document(found: Series, columns: Sequence[Column], wanted: Wanted) -> dict[str, Any]:
+    def told(row: Row) -> dict[str, Any]:
+        values = {each.name: each.value(row) for each in columns}
+        return {
+            "training": row.training,
+            "step": row.step,
+            "tokens": _tokens(row, wanted),
+            "checkpoint": row.checkpoint,
+            "runs": list(row.runs),
+            "created": row.created,
+            "gpu_seconds": row.gpu_seconds,
+            "columns": {
+                name: None if value is None else value._asdict() for name, value in values.items()
+            },
+            "scores": {name: row.score(name)._asdict() for name in row.scores},
+            "missing": list(row.missing),
+        }
+
+    return {
+        "schema": "coordinate-eval/history@1",
+        "columns": {each.name: list(each.datasets) for each in columns},
+        "datasets": list(found.datasets),
+        "groups": dict(found.groups),
+        "rows": [told(row) for row in found.rows],
+        "notes": list(found.notes),
+    }
+
+
+def _csv(found: Series, columns: Sequence[Column], wanted: Wanted) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    heads = [head for each in columns for head in (each.name, f"{each.name} stderr")]
+    writer.writerow(["training", "step", "tokens", "checkpoint", "gpu_hours", "missing", *heads])
+    for row in found.rows:
+        values = [each.value(row) for each in columns]
+        cells = [
+            cell
+            for value in values
+            for cell in ((None, None) if value is None else (value.value, value.stderr))
+        ]
+        hours = None if row.gpu_seconds is None else round(row.gpu_seconds / 3600, 4)
+        line = [row.training, row.step, _tokens(row, wanted), row.checkpoint, hours]
+        writer.writerow([*line, len(row.missing), *cells])
+    return text.getvalue()
+
+
+def _write_parquet(found: Series, wanted: Wanted, target: Path) -> None:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UserError(
+            "Parquet files are written by pyarrow: pip install pyarrow, or use --csv"
+        ) from error
+    lines = list(_long(found, wanted))
+    names = lines[0].keys() if lines else ("training",)
+    table = pa.table({name: [line[name] for line in lines] for name in names})
+    beside = target.with_name(f".{target.name[:100]}.{_files.token()}.tmp")
+    try:
+        parquet.write_table(table, beside)
+        _files.replace(beside, target)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror or error}") from error
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _long(found: Series, wanted: Wanted) -> Iterator[dict[str, Any]]:
+    for row in found.rows:
+        for name in row.scores:
+            yield {
+                "training": row.training,
+                "step": row.step,
+                "tokens": _tokens(row, wanted),
+                "checkpoint": row.checkpoint,
+                "run": row.runs[0],
+                "dataset": name,
+                "group": found.groups.get(name),
+                **row.score(name)._asdict(),
+            }
+
+
+def _print(found: Series, columns: Sequence[Column], wanted: Wanted, settings: Settings) -> None:
+    where = table_console()
+    if not found.rows or not columns:
+        _out("no scores yet" if found.rows else f"no runs under {settings.runs_dir}")
+        return
+    several = len({row.training for row in found.rows}) > 1
+    values = [[each.value(row) for each in columns] for row in found.rows]
+    for part in _parts(columns, found.rows, where.width, several=several):
+        table = Table()
+        if several:
+            table.add_column("training", overflow="fold")
+        table.add_column("step", justify="right", no_wrap=True)
+        if wanted.tokens_per_step is not None:
+            table.add_column("tokens", justify="right", no_wrap=True)
+        for place in part:
+            head = columns[place]
+            title = f"{head.name} ({len(head.datasets)})" if head.mean else head.name
+            table.add_column(escape(title), justify="right", no_wrap=True)
+        for row, cells in zip(found.rows, values, strict=True):
+            first = [escape(row.training)] * several
+            first.append(escape(_step(row)))
+            if wanted.tokens_per_step is not None:
+                tokens = _tokens(row, wanted)
+                first.append("" if tokens is None else f"{tokens:.3g}")
+            shown = [cells[place] for place in part]
+            table.add_row(*first, *("" if value is None else _number(value) for value in shown))
+        where.print(table)
+    if len(found.rows) > 2 and not several:
+        width = max(len(each.name) for each in columns)
+        for place, each in enumerate(columns):
+            curve = [cells[place] for cells in values]
+            _out(f"{each.name:<{width}}  {_sparkline(curve)}")
+    if lacking := [row for row in found.rows if row.missing]:
+        count = sum(len(row.missing) for row in lacking)
+        _out(
+            f"* {plural(count, 'score')} missing in {plural(len(lacking), 'checkpoint')}: "
+            "`coordinate-eval status RUN` says why"
+        )
+
+
+def _step(row: Row) -> str:
+    name = str(row.step) if row.step is not None else PurePath(row.checkpoint).name
+    return name + ("*" if row.missing else "")
+
+
+def _parts(
+    columns: Sequence[Column], rows: Sequence[Row], width: int, *, several: bool
+) -> list[list[int]]:
+    """Return the columns, by number, in groups that fit beside each other."""
+    first = max(len("step"), *(len(_step(row)) for row in rows)) + 16
+    first += 30 if several else 0
+    parts: list[list[int]] = []
+    used = width
+    for place, each in enumerate(columns):
+        needed = max(len(each.name) + 5, len("0.0000 ±0.0000")) + 3
+        if used + needed > width:
+            parts.append([])
+            used = first
+        parts[-1].append(place)
+        used += needed
+    return parts
+
+
+def _sparkline(values: Sequence[Value | None], most: int = 60) -> str:
+    """Return a curve of at most so many characters; a gap where nothing is known."""
+    step = max(1, -(-len(values) // most))
+    kept = [values[min(place + step, len(values)) - 1] for place in range(0, len(values), step)]
+    known = [each.value for each in kept if each is not None]
+    if not known:
+        return ""
+    low, span = min(known), max(known) - min(known)
+
+    def bar(value: Value | None) -> str:
+        if value is None:
+            return " "
+        part = (value.value - low) / span if span else 0.5
+        return _BARS[min(len(_BARS) - 1, int(part * len(_BARS)))]
+
+    return f"{''.join(map(bar, kept))}  {known[0]:.4f} → {known[-1]:.4f}"

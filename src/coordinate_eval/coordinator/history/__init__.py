@@ -1,0 +1,1 @@
+"""Keep what runs have measured, and read it as series over the checkpoints of a training."""

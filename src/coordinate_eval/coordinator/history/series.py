@@ -1,0 +1,280 @@
+"""Series of scores over the checkpoints of a training: which runs count, columns, the best one."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+from coordinate_eval._format import plural
+from coordinate_eval.coordinator.history.measured import ASKED, Measured, Plain, Score
+from coordinate_eval.errors import UserError
+
+_MEAN = re.compile(r"\s*mean\s*\((.*)\)\s*", re.DOTALL)
+_SURE = 1.96  # standard errors of a difference beyond which chance is an unlikely explanation
+
+
+class Row(NamedTuple):
+    """A checkpoint, and the newest score of each dataset that runs have measured of it."""
+
+    training: str
+    step: int | None
+    checkpoint: str
+    runs: Sequence[str]
+    """Ids, the newest first."""
+    created: float
+    scores: Mapping[str, Plain]
+    """Of each dataset, as `Score` has it."""
+    missing: Sequence[str]
+    """Datasets that its runs have, and have not scored."""
+    gpu_seconds: float | None
+    ended: bool = True
+    """None of its runs goes on."""
+    warnings: Mapping[str, str] = {}
+    """Dataset → what is wrong with its answers."""
+
+    def score(self, dataset: str) -> Score:
+        """Return the score of a dataset that has one."""
+        return Score(*self.scores[dataset])
+
+
+class Value(NamedTuple):
+    """What a column shows of a checkpoint."""
+
+    value: float
+    stderr: float | None
+    datasets: int
+
+
+class Series(NamedTuple):
+    """The checkpoints of one or more trainings, by training and step."""
+
+    rows: Sequence[Row]
+    datasets: Sequence[str]
+    groups: Mapping[str, str]
+    notes: Sequence[str]
+    """What is left out, in words."""
+
+
+class Column(NamedTuple):
+    """A dataset, or the mean of several."""
+
+    name: str
+    datasets: Sequence[str]
+    mean: bool
+
+    def value(self, row: Row) -> Value | None:
+        """Return what it shows of a checkpoint; None unless all of its datasets are scored."""
+        scores = [row.scores[name] for name in self.datasets if name in row.scores]
+        if not scores or len(scores) < len(self.datasets):
+            return None
+        errors = [error for _, error, *_ in scores]
+        known = [each for each in errors if each is not None]
+        return Value(
+            sum(value for value, *_ in scores) / len(scores),
+            math.hypot(*known) / len(scores) if len(known) == len(errors) else None,
+            len(scores),
+        )
+
+
+def series(
+    measured: Iterable[Measured], trainings: Sequence[str] = (), suite: str | None = None
+) -> Series:
+    """Return the series that runs have measured.
+
+    A checkpoint whose path was written again, as after a rollback, counts as it was evaluated last.
+    Of each dataset only the scores of one way of asking count: that of the newest run which has it.
+
+    Args:
+        measured: of all runs.
+        trainings: folders of checkpoints, or the last parts of their paths; all if empty.
+        suite: the name of the suite of the runs that count; any if None.
+
+    Raises:
+        UserError: a training has no run.
+    """
+    chosen = [each for each in measured if suite in (None, each.suite)]
+    for name in trainings:
+        if not any(_is_of(each, name) for each in chosen):
+            known = sorted({each.training for each in chosen})
+            shown = "".join(f"\n  {each}" for each in known[:20])
+            raise UserError(
+                f"no run of a checkpoint in {name!r}. There are runs of:{shown or ' none'}"
+            )
+    if trainings:
+        chosen = [each for each in chosen if any(_is_of(each, name) for name in trainings)]
+    chosen.sort(key=lambda each: each.created)
+    latest = {each.checkpoint: each.identity for each in chosen}
+    current = [each for each in chosen if latest[each.checkpoint] == each.identity]
+    notes = []
+    if replaced := len(chosen) - len(current):
+        notes.append(
+            f"{plural(replaced, 'run')} of checkpoints that were written again since are left out"
+        )
+    asked: dict[str, str] = {}
+    groups: dict[str, str] = {}
+    for each in current:
+        asked |= {name: score[ASKED] for name, score in each.scores.items()}
+        groups |= each.groups
+    rows: dict[str, list[Measured]] = {}
+    for each in current:
+        rows.setdefault(each.checkpoint, []).append(each)
+    unlike: Counter[str] = Counter()
+    found = [_row(runs[::-1], asked, unlike) for runs in rows.values()]
+    notes += [
+        f"{name}: {plural(count, 'score')} left out, asked otherwise than in its newest run"
+        for name, count in unlike.items()
+    ]
+    found.sort(key=lambda r: (r.training, r.step is None, r.step or 0, r.created))
+    datasets = list(dict.fromkeys(name for row in found for name in (*row.scores, *row.missing)))
+    return Series(found, datasets, groups, notes)
+
+
+def _is_of(measured: Measured, name: str) -> bool:
+    """Return whether a run is of a training: its folder or one above, or the end of its path."""
+    training = Path(measured.training)
+    given = Path(name)
+    if given.is_absolute() or given.exists():
+        absolute = given.absolute()
+        return training.is_relative_to(absolute) or training.is_relative_to(given.resolve())
+    return training.parts[-len(given.parts) :] == given.parts
+
+
+def _row(runs: Sequence[Measured], asked: Mapping[str, str], unlike: Counter[str]) -> Row:
+    scores: dict[str, Plain] = {}
+    for run in reversed(runs):
+        for name, score in run.scores.items():
+            if score[ASKED] == asked[name]:
+                scores[name] = score
+            else:
+                unlike[name] += 1
+    newest = runs[0]
+    known = [run.gpu_seconds for run in runs if run.gpu_seconds is not None]
+    return Row(
+        training=newest.training,
+        step=newest.step,
+        checkpoint=newest.checkpoint,
+        runs=[run.run for run in runs],
+        created=newest.created,
+        scores=scores,
+        missing=[name for name in newest.missing if name not in scores],
+        gpu_seconds=sum(known) if known else None,
+        ended=all(run.ended for run in runs),
+        warnings={name: words for run in runs[::-1] for name, words in run.warnings.items()},
+    )
+
+
+def column(text: str, found: Series) -> Column:
+    """Return the column that a text names: a dataset, a group, or `mean(…)` of names and patterns.
+
+    `mean` alone is that over all datasets that every checkpoint has, and that are shares.
+
+    Raises:
+        UserError: the text names nothing that is there, or the mean of unlike things.
+    """
+    match = _MEAN.fullmatch(text)
+    if match is None and text in found.datasets:
+        return Column(text, [text], mean=False)
+    if text == "mean" and (everything := mean_column(found, found.rows)) is not None:
+        return everything
+    members = [each.strip() for each in match[1].split(",")] if match else [text]
+    chosen: list[str] = []
+    for pattern in members:
+        fitting = [
+            name
+            for name in found.datasets
+            if fnmatchcase(name, pattern) or found.groups.get(name) == pattern
+        ]
+        if not fitting:
+            known = ", ".join([*sorted(set(found.groups.values())), *found.datasets][:40])
+            raise UserError(f"{text!r}: no dataset or group {pattern!r}. There are {known}")
+        chosen += [name for name in fitting if name not in chosen]
+    directions = {_direction(found, name) for name in chosen}
+    if len(directions) > 1:
+        lower = next(name for name in chosen if not _direction(found, name))
+        raise UserError(
+            f"{text!r}: of {lower} less is better, and of others more: their mean says nothing. "
+            "Leave it out"
+        )
+    return Column(text, chosen, mean=True)
+
+
+def default_columns(found: Series) -> list[Column]:
+    """Return a column for each dataset where they are few, else for each group and the mean."""
+    few = 8
+    if len(found.datasets) <= few:
+        chosen = [Column(name, [name], mean=False) for name in found.datasets]
+    else:
+        groups = list(dict.fromkeys(found.groups.get(name, "") for name in found.datasets))
+        chosen = [
+            Column(group, members, mean=True)
+            for group in groups
+            if group and (members := _averaged(found, group))
+        ]
+    if (everything := mean_column(found, found.rows)) is not None:
+        chosen.append(everything)
+    return chosen
+
+
+def mean_column(found: Series, rows: Sequence[Row]) -> Column | None:
+    """Return the mean over all datasets that it can be taken of; None of fewer than two."""
+    members = _averaged(found._replace(rows=rows), None)
+    return Column("mean", members, mean=True) if len(members) > 1 else None
+
+
+def _averaged(found: Series, group: str | None) -> list[str]:
+    """Return the datasets of a group whose mean says something: of all if it is None.
+
+    These are shares, from 0 to 1, of which more is better. A dataset that only some checkpoints
+    have would make their means unlike, and is left out. Runs that go on do not count here.
+    """
+    whole = [row.scores for row in found.rows if not row.missing]
+    counted = whole or [row.scores for row in found.rows]
+    return [
+        name
+        for name in found.datasets
+        if group in (None, found.groups.get(name))
+        and _direction(found, name)
+        and all(name in scores and 0 <= scores[name][0] <= 1 for scores in counted)
+    ]
+
+
+def _direction(found: Series, name: str) -> bool:
+    """Return whether more is better, as the newest score of a dataset says."""
+    scored = (row.score(name) for row in reversed(found.rows) if name in row.scores)
+    return next((score.higher_is_better for score in scored), True)
+
+
+class Best(NamedTuple):
+    """The best checkpoint by a column, and those that may be as good."""
+
+    row: Row
+    value: Value
+    close: Sequence[tuple[Row, Value]]
+    """Those whose difference from it may be chance, the best first."""
+    without: Sequence[Row]
+    """Those that lack a score of the column."""
+
+
+def best(found: Series, by: Column) -> Best:
+    """Return the checkpoint with the best value in a column.
+
+    Raises:
+        UserError: no checkpoint has a value.
+    """
+    values = [(row, value) for row in found.rows if (value := by.value(row)) is not None]
+    if not values:
+        raise UserError(f"no checkpoint has all scores of {by.name!r}")
+    sign = 1 if _direction(found, by.datasets[0]) else -1
+    values.sort(key=lambda pair: -sign * pair[1].value)
+    row, value = values[0]
+    close = [
+        (other, its)
+        for other, its in values[1:]
+        if value.stderr is not None
+        and its.stderr is not None
+        and abs(value.value - its.value) <= _SURE * math.hypot(value.stderr, its.stderr)
+    ]
+    return Best(row, value, close, [r for r in found.rows if by.value(r) is None])

@@ -1,0 +1,128 @@
+"""Alarms: what a training's past does not explain is said once, and nothing else is said."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinate_eval.coordinator.history.alarms import Alarm, alarms
+from coordinate_eval.coordinator.history.measured import Score
+from coordinate_eval.coordinator.history.series import Row, Series
+
+DATASETS = [f"d{number}" for number in range(20)]
+
+
+def row(step: int, scores: dict[str, Score], **more: object) -> Row:
+    """A checkpoint with these scores."""
+    plain = Row("/t", step, f"/t/step-{step}", [f"run-{step}"], float(step), scores, [], None)
+    return plain._replace(**more)  # type: ignore[arg-type]
+
+
+def share(value: float, items: int = 1000) -> Score:
+    """A share of right items, with its standard error."""
+    return Score(value, math.sqrt(value * (1 - value) / items), items, "acc", True, "x")
+
+
+def training(
+    change: Callable[[int, str], float] = lambda step, name: 0.0, seed: int = 0, count: int = 40
+) -> Series:
+    """A training whose scores rise with noise, and what a change adds to them."""
+    noise = random.Random(seed)
+
+    def score(step: int, name: str) -> Score:
+        p = 0.3 + 0.01 * DATASETS.index(name) + 0.2 * (1 - math.exp(-step / 15))
+        p = min(0.99, max(0.01, p + change(step, name)))
+        return share(sum(noise.random() < p for _ in range(1000)) / 1000)
+
+    rows = [row(step, {name: score(step, name) for name in DATASETS}) for step in range(count)]
+    return Series(rows, DATASETS, {}, [])
+
+
+def told(found: Sequence[Alarm]) -> list[tuple[str, str, int | None]]:
+    return [(alarm.kind, alarm.what, alarm.row.step) for alarm in found]
+
+
+def test_a_healthy_training_raises_no_alarm() -> None:
+    raised = [alarm for seed in range(5) for alarm in alarms(training(seed=seed))]
+
+    assert len(raised) <= 2, told(raised)  # of 200 checkpoints; less than one in a hundred
+
+
+def test_a_small_drop_of_everything_is_found_in_the_mean_within_two_checkpoints() -> None:
+    for seed in range(5):
+        raised = alarms(training(lambda step, _: -0.03 * (step >= 30), seed))
+
+        (first,) = [alarm for alarm in raised if alarm.what == "mean"]
+        assert first.kind == "drop"
+        assert first.row.step in (30, 31)
+        assert first.good is not None
+        assert first.good.step in (29, 30)
+        assert "was expected" in first.words
+
+
+def test_a_collapse_of_one_dataset_is_found_at_once_and_said_once() -> None:
+    raised = alarms(training(lambda step, name: -0.3 * (name == "d7" and step >= 3)))
+
+    assert told(raised)[0] == ("collapse", "d7", 3)
+    assert [alarm.what for alarm in raised].count("d7") == 1
+
+
+def test_a_dataset_that_falls_twice_is_told_twice() -> None:
+    raised = alarms(training(lambda step, name: -0.3 * (name == "d7" and step in (10, 30))))
+
+    assert [each for each in told(raised) if each[1] == "d7"] == [
+        ("collapse", "d7", 10), ("collapse", "d7", 30),
+    ]  # fmt: skip
+
+
+def test_a_perplexity_that_explodes_is_a_collapse() -> None:
+    values = [20.0, 19.0, 18.5, 1e14]
+    rows = [
+        row(step, {"ppl": Score(value, 0.2, 100, "word_perplexity", False, "x")})
+        for step, value in enumerate(values)
+    ]
+
+    assert told(alarms(Series(rows, ["ppl"], {}, []))) == [("collapse", "ppl", 3)]
+
+
+def test_what_scores_say_of_themselves_is_told_once_each() -> None:
+    good = row(1, {"a": share(0.5)})
+    empty = {"a": "30 of 100 answers are empty"}
+    rows = [
+        good,
+        row(2, {"a": Score(math.nan, None, 1000, "acc", True, "x")}),
+        row(3, {"a": share(0.5)}, missing=["b"]),
+        row(4, {"a": share(0.5)}, warnings=empty),
+        row(5, {"a": share(0.5)}, warnings=empty),
+        row(6, {}, missing=["a", "b"], ended=False),
+    ]
+
+    raised = alarms(Series(rows, ["a"], {}, []))
+
+    assert told(raised) == [("not a number", "a", 2), ("missing", "b", 3), ("degenerate", "a", 4)]
+    assert raised[0].good == good
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.floats(), st.none() | st.floats(0, 1), st.booleans()), max_size=3),
+        max_size=12,
+    )
+)
+def test_any_scores_are_judged(table: list[list[tuple[float, float | None, bool]]]) -> None:
+    rows = [
+        row(
+            step,
+            {
+                f"d{place}": Score(value, stderr, 1, "m", higher, "x")
+                for place, (value, stderr, higher) in enumerate(values)
+            },
+        )
+        for step, values in enumerate(table)
+    ]
+    names = list(dict.fromkeys(name for each in rows for name in each.scores))
+
+    for alarm in alarms(Series(rows, names, {}, [])):
+        assert alarm.row in rows

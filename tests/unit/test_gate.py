@@ -1,0 +1,134 @@
+"""`gate`: a rule is decided if its whole interval is on one side of the bound."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.test_history import call, run_of
+
+from coordinate_eval.coordinator.comparison.gate import decision, read_policy
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import DatasetItems, ItemScores
+
+ITEMS = 400
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Two runs; the second one wins 40 of 400 items of `a`, and loses none of `b`."""
+    for step, right in ((100, 200), (200, 240)):
+        run_dir = run_of(tmp_path, step, {"a": right / ITEMS, "b": 0.5})
+        for name, count in (("a", right), ("b", 200)):
+            values: list[float | None] = [float(item < count) for item in range(ITEMS)]
+            table = ItemScores(
+                task=name, filter="none", items=list(range(ITEMS)), documents="d",
+                metrics={"acc": values},
+            )  # fmt: skip
+            run_dir.items(name).parent.mkdir(exist_ok=True)
+            written = DatasetItems(dataset=name, tables=[table])
+            run_dir.items(name).write_text(written.model_dump_json(by_alias=True))
+    return tmp_path
+
+
+def gate(home: Path, *rules: str, against: str | None = "step-100-x") -> tuple[int, dict[str, Any]]:
+    """Return the exit status, and what is printed as JSON."""
+    policy = home / "policy.yaml"
+    policy.write_text("rules:\n" + "".join(f"- {{{rule}}}\n" for rule in rules))
+    more = ["--against", against] if against else []
+    said = call(home, "gate", "step-200-x", "--policy", str(policy), "--json", *more)
+    if said.exception is not None and not isinstance(said.exception, SystemExit):
+        raise said.exception
+    return said.exit_code, json.loads(said.stdout)
+
+
+def test_each_bound_is_decided_on_both_sides(home: Path) -> None:
+    for rule, status in (
+        ("of: a, at_least: 0.55", 0),
+        ("of: a, at_least: 0.65", 1),
+        ("of: a, at_most: 0.65", 0),
+        ("of: a, at_most: 0.55", 1),
+        ("of: a, gains_at_least: 0.05", 0),
+        ("of: a, gains_at_least: 0.2", 1),
+        ("of: b, loses_at_most: 0.02", 0),
+        ("of: mean, gains_at_least: 0.03", 0),
+        ("of: 'mean(a,b)', gains_at_least: 0.1", 1),
+    ):
+        assert gate(home, rule)[0] == status, rule
+
+
+def test_what_its_interval_leaves_open_is_inconclusive_with_the_items_that_would_decide(
+    home: Path,
+) -> None:
+    status, said = gate(home, "of: a, at_least: 0.59")
+
+    (rule,) = said["rules"]
+    assert (status, said["decision"]) == (3, "INCONCLUSIVE")
+    assert rule["low"] < 0.59 < rule["high"]
+    # The interval reaches 1.96 errors of 0.01, and the value is 0.01 above the bound.
+    assert rule["items"] == pytest.approx(100 * 1.96**2, abs=1)
+
+
+def test_all_rules_have_to_be_met(home: Path) -> None:
+    assert gate(home, "of: a, at_least: 0.55", "of: a, at_least: 0.59")[0] == 3
+    assert gate(home, "of: a, at_least: 0.59", "of: a, at_least: 0.7")[0] == 1
+    assert decision([]) == "GO"
+
+
+def test_a_dataset_without_a_score_decides_nothing(home: Path) -> None:
+    (home / "step-200-x" / "results" / "b.json").unlink()
+
+    for rule in (
+        "of: b, at_least: 0.1",
+        "of: 'mean(a,b)', at_least: 0.1",
+        "of: 'mean(*)', at_most: 1",
+    ):
+        status, said = gate(home, rule, against=None)
+        assert (status, said["rules"][0]["why"]) == (3, "not scored: b")
+
+
+def test_a_rule_of_what_the_run_has_not_is_refused(home: Path) -> None:
+    with pytest.raises(UserError, match="no dataset or group 'c'"):
+        gate(home, "of: c, at_least: 0.1", against=None)
+
+
+def test_a_rule_that_compares_needs_a_baseline(home: Path) -> None:
+    with pytest.raises(UserError, match="give the baseline with --against"):
+        gate(home, "of: a, gains_at_least: 0.01", against=None)
+
+
+def test_people_see_the_decision_and_its_rules(home: Path) -> None:
+    policy = home / "p.yaml"
+    policy.write_text("rules: [{of: a, at_least: 0.55}]")
+
+    said = call(home, "gate", "step-200-x", "--policy", str(policy))
+
+    assert said.exit_code == 0
+    for word in (
+        "the score is at least 0.55",
+        "0.6000",
+        "0.5804 … 0.6196",
+        "GO: /ckpts/seven/step-200",
+    ):
+        assert word in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rules: []", "at least 1"),
+        ("rules: [{of: a}]", "has 0 bounds"),
+        ("rules: [{of: a, at_least: 1, at_most: 2}]", "has 2 bounds"),
+        ("rules: [{of: a, at_lest: 1}]", "at_lest"),
+        ("rules: [{of: a, at_least: .nan}]", "at_least"),
+        ("rules: [{of: a, loses_at_most: -1}]", "loses_at_most"),
+        ("rules: {", "is not YAML: line"),
+        ("- a", "policy"),
+    ],
+)
+def test_a_malformed_policy_is_refused_by_its_field(tmp_path: Path, text: str, words: str) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(text)
+
+    with pytest.raises(UserError, match=words):
+        read_policy(policy)

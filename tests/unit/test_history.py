@@ -1,0 +1,228 @@
+"""`history` and `best`: scores over a training, also of runs that are gone."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from tests.decisions import make_run
+from tests.plans import CHECKPOINT
+from typer.testing import CliRunner, Result
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.cli.app import app
+from coordinate_eval.coordinator.history import measured
+from coordinate_eval.coordinator.history.measured import Measured
+from coordinate_eval.coordinator.history.series import Series, best, column, series
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import DatasetResults
+
+TRAINING = "/ckpts/seven"
+
+
+def run_of(home: Path, step: int, scores: dict[str, float]) -> RunDir:
+    """A run that has ended, with an accuracy and its error for each dataset."""
+    name = f"step-{step}-x"
+    run_dir = RunDir(home / name)
+    checkpoint = CHECKPOINT.model_copy(
+        update={"path": f"{TRAINING}/step-{step}", "identity": f"{step:064}"}
+    )
+    run = make_run(
+        id=name, nonce=str(step), checkpoint=checkpoint, created=float(step), cluster="local"
+    )
+    _files.write_record(run_dir.run, run)
+    for dataset, value in scores.items():
+        found = DatasetResults.model_validate(
+            {"dataset": dataset, "items": 100, "harness": "0.4.9",
+             "results": {dataset: {"acc,none": value, "acc_stderr,none": 0.01}}}
+        )  # fmt: skip
+        _files.write_record(run_dir.dataset_results(dataset), found)
+    missing = [d.name for d in run.suite.datasets if d.name not in scores]
+    results = {"complete": not missing, "missing": dict.fromkeys(missing, "")}
+    _files.write(run_dir.results, json.dumps(results))
+    _files.write(run_dir.cancelled, "")  # no scheduler is asked about it
+    return run_dir
+
+
+def call(home: Path, *args: str) -> Result:
+    env = {"COORDINATE_EVAL_RUNS_DIR": str(home), "COLUMNS": "100"}
+    return CliRunner().invoke(app, list(args), env=env)
+
+
+def test_checkpoints_stand_by_step_with_errors_and_what_is_missing(tmp_path: Path) -> None:
+    run_of(tmp_path, 200, {"a": 0.3, "b": 0.5})
+    run_of(tmp_path, 100, {"a": 0.2, "b": 0.4})
+    run_of(tmp_path, 300, {"a": 0.4})
+
+    text = call(tmp_path, "history").stdout
+    rows = list(csv.DictReader(io.StringIO(call(tmp_path, "history", "--csv").stdout)))
+
+    for word in ("0.2000 ±0.0100", "0.4000 ±0.0071", "300*", "1 score missing in 1 checkpoint"):
+        assert word in text
+    assert [row["step"] for row in rows] == ["100", "200", "300"]
+    assert [row["mean"][:4] for row in rows] == ["0.30", "0.4", ""]
+    assert [row["missing"] for row in rows] == ["0", "0", "1"]
+
+
+def test_scores_outlive_a_run_that_is_pruned_and_are_not_measured_again(tmp_path: Path) -> None:
+    for step in (100, 200):
+        run_of(tmp_path, step, {"a": step / 1000, "b": 0.5})
+
+    said = call(tmp_path, "prune", "--keep", "1", "--yes")
+    rows = json.loads(call(tmp_path, "history", "--json", "--tokens-per-step", "1000").stdout)[
+        "rows"
+    ]
+
+    assert not (tmp_path / "step-100-x").exists(), said.output
+    assert "2 scores of it stay" in said.output
+    assert [(row["step"], row["tokens"]) for row in rows] == [(100, 100_000), (200, 200_000)]
+    assert rows[0]["scores"]["a"]["value"] == 0.1
+    assert measured.has(str(tmp_path), "step-100-x")
+    assert not measured.has(str(tmp_path), "step-300-x")
+
+
+def test_a_torn_or_newer_record_hides_no_other(tmp_path: Path) -> None:
+    run_of(tmp_path, 100, {"a": 0.1, "b": 0.5})
+    call(tmp_path, "history")
+    home = measured.folder(str(tmp_path))
+    (home / f"step-7-x.{'0' * 16}.json").write_text('{"schema": "coordinate-eval/measured@2"}')
+    (home / f"step-8-x.{'0' * 16}.json").write_text('{"sche')
+    (home / "pack.jsonl").write_text("torn\tline\n\xff")
+
+    said = call(tmp_path, "history", "--csv")
+
+    assert "/step-100," in said.stdout
+    assert said.output.count("is left out") == 2
+
+
+def test_a_run_that_ends_again_is_kept_once(tmp_path: Path) -> None:
+    for value in (0.1, 0.2):
+        run_dir = run_of(tmp_path, 100, {"a": value, "b": 0.5})
+        run = make_run(id="step-100-x", created=1.0)
+        kept = measured.measure(run_dir, run, {"complete": True})
+        measured.keep(str(tmp_path), kept)
+
+    found, problems = measured.read(str(tmp_path))
+
+    assert [each.scores["a"][0] for each in found] == [0.2]
+    assert not problems
+    assert len(list(measured.folder(str(tmp_path)).glob("step-100-x.*"))) == 1
+
+
+def test_many_records_are_packed_and_read_from_the_pack(tmp_path: Path) -> None:
+    for step in range(70):
+        measured.keep(str(tmp_path), record(step, a=0.1))
+    first = measured.read(str(tmp_path))
+    pack = measured.folder(str(tmp_path)) / "pack.jsonl"
+    assert len(pack.read_text().splitlines()) == 70
+
+    for file in pack.parent.glob("*.json"):
+        file.write_text("")  # nobody looks into it again
+    measured.keep(str(tmp_path), record(70, a=0.2))
+
+    assert [each.step for each in measured.read(str(tmp_path))[0]] == list(range(71))
+    assert first[1] == []
+
+
+def record(step: int, *, asked: str = "x", suite: str = "s", **scores: float) -> Measured:
+    return Measured(
+        run=f"run-{suite}-{step}-{asked}", dir="/none", identity="1",
+        checkpoint=f"{TRAINING}/step-{step}", step=step, suite=suite, created=step, ended=1,
+        complete=True,
+        scores={name: (value, 0.01, 100, "acc", True, asked) for name, value in scores.items()},
+    )  # fmt: skip
+
+
+def made(*records: Measured) -> Series:
+    return series(records)
+
+
+def test_scores_that_were_asked_otherwise_stand_in_no_column_together() -> None:
+    found = made(record(1, asked="old", a=0.9, b=0.1), record(2, a=0.2), record(3, a=0.3, b=0.2))
+
+    assert [row.scores.keys() for row in found.rows] == [set(), {"a"}, {"a", "b"}]
+    assert any(note.startswith("a: 1 score left out") for note in found.notes)
+
+
+def test_runs_of_two_suites_make_one_row() -> None:
+    found = made(record(1, a=0.1), record(1, suite="t", b=0.2))
+
+    (row,) = found.rows
+    assert {name: score[0] for name, score in row.scores.items()} == {"a": 0.1, "b": 0.2}
+
+
+def test_a_checkpoint_that_was_written_again_counts_as_it_is_now() -> None:
+    again = record(2, a=0.5).model_copy(update={"identity": "2", "run": "again", "created": 9.0})
+
+    found = made(record(1, a=0.1), record(2, a=0.2), again)
+
+    assert [row.scores["a"][0] for row in found.rows] == [0.1, 0.5]
+    assert found.notes == ["1 run of checkpoints that were written again since are left out"]
+
+
+def test_the_best_checkpoint_is_named_with_those_that_may_be_as_good() -> None:
+    found = made(record(1, a=0.30), record(2, a=0.50), record(3, a=0.49), record(4, b=0.1))
+
+    chosen = best(found, column("a", found))
+
+    assert chosen.row.step == 2
+    assert [row.step for row, _ in chosen.close] == [3]
+    assert [row.step for row in chosen.without] == [4]
+
+
+def test_of_a_perplexity_the_lowest_is_best() -> None:
+    records = [record(step) for step in (1, 2)]
+    for each, value in zip(records, (30.0, 12.0), strict=True):
+        each.scores["ppl"] = (value, None, 10, "word_perplexity", False, "x")
+    found = made(*records)
+
+    assert best(found, column("ppl", found)).row.step == 2
+    with pytest.raises(UserError, match="no dataset or group 'mean'"):
+        column("mean", found)
+
+
+def test_a_mean_is_of_names_patterns_and_groups() -> None:
+    grouped = record(1, arc_easy=0.2, arc_hard=0.4, mmlu=0.6).model_copy(
+        update={"groups": {"mmlu": "knowledge"}}
+    )
+    found = made(grouped)
+    row = found.rows[0]
+
+    for text, value in (("mean(arc*)", 0.3), ("mean(knowledge, arc*)", 0.4), ("knowledge", 0.6)):
+        shown = column(text, found).value(row)
+        assert shown is not None
+        assert shown.value == pytest.approx(value)
+    with pytest.raises(UserError, match="no dataset or group 'nothing'"):
+        column("mean(nothing)", found)
+
+
+def test_a_mean_of_what_should_rise_and_what_should_fall_is_refused() -> None:
+    mixed = record(1, a=0.2)
+    mixed.scores["ppl"] = (9.0, None, 10, "word_perplexity", False, "x")
+
+    with pytest.raises(UserError, match="of ppl less is better"):
+        column("mean(*)", made(mixed))
+
+
+def test_a_training_is_named_by_its_folder_or_the_end_of_its_path(tmp_path: Path) -> None:
+    run_of(tmp_path, 100, {"a": 0.1, "b": 0.5})
+
+    for name in (TRAINING, "/ckpts", "seven", "ckpts/seven"):
+        assert ",100," in call(tmp_path, "history", name, "--csv").stdout
+    refused = call(tmp_path, "history", "eight")
+    assert isinstance(refused.exception, UserError)
+    assert TRAINING in str(refused.exception)
+
+
+def test_parquet_has_a_line_for_each_score(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    run_of(tmp_path, 100, {"a": 0.1, "b": 0.5})
+
+    call(tmp_path, "history", "--parquet", str(tmp_path / "scores.parquet"))
+
+    lines = parquet.read_table(tmp_path / "scores.parquet").to_pylist()
+    assert [(line["step"], line["dataset"], line["value"]) for line in lines] == [
+        (100, "a", 0.1), (100, "b", 0.5),
+    ]  # fmt: skip
