@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import pyarrow as pa  # type: ignore[import-untyped]  # untyped there
-import pyarrow.parquet as pq  # type: ignore[import-untyped]  # as above
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 
 from benchmarks._instances import played
