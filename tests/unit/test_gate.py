@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.test_history import call, run_of
+from tests.trainings import call, run_of
 
 from coordinate_eval.coordinator.comparison.gate import decision, read_policy
 from coordinate_eval.errors import UserError
