@@ -2,7 +2,8 @@
 
 The orders are written down here a second time, from what the trainers' own code does with a
 tensor, so that a mapping is compared with something that is not made from it. They were compared
-with the trainers' own converters once, with torchtitan 0.3.0 and litgpt 0.5.13:
+with the trainers' own converters once, of torchtitan 0.3.0 and litgpt 0.5.13, and with what a
+model of megatron-core 0.16.1 answers:
 `PYTHONPATH=. python tests/scripts/compare_trainers.py`.
 """
 # Torch and transformers have no types here: they may be absent while types are checked.
