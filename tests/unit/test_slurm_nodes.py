@@ -253,6 +253,8 @@ def test_a_busy_node_says_what_has_run_out() -> None:
     in_use = shown(GresUsed="gpu:h200:8(IDX:0-7)", State="MIXED")
     assert not read_nodes([in_use], LOW)[1][0].away
     assert why(shown(GresUsed="gpu:h200:8(IDX:0-7)", State="MIXED")) == "8 of 8 GPUs in use"
+    full = shown(GresUsed="gpu:h200:8(IDX:0-7)", State="MIXED+PLANNED")
+    assert why(full) == "8 of 8 GPUs in use"
     assert "all CPUs" in why(shown(CPUAlloc=128, State="ALLOCATED"))
     assert "all memory" in why(shown(AllocMem=1024000, State="MIXED"))
 

@@ -205,7 +205,10 @@ def read_nodes(answer: Sequence[Fields], wanted: Wanted) -> tuple[list[Node], li
             (asleep if sleeps else nodes).extend(usable)
             if not usable:
                 most = max(all_types, key=lambda node: (node.free_gpus, node.gpus))
-                why = why or _exhausted(most)
+                used_up = _exhausted(most)
+                # Free GPUs are promised to waiting jobs: a node without any is in use.
+                promised = not excluded and states[0].name == "PLANNED"
+                why = used_up if promised and used_up else why or used_up
                 known = most.model_dump(include={"name", "gpus", "gpu_type", "gpu_memory_gib"})
                 away = any(state.takes is Takes.GONE for state in states)
                 busy.append(Busy(why=why, excluded=bool(excluded), away=away, **known))
