@@ -58,7 +58,7 @@ with Ranks(RunDir(root), "t", "7.0", names) as ranks:
         print("stopped", flush=True)
     except RankLost as lost:
         told.wait(60)
-        print(lost.node, *lost.why, lost, flush=True)
+        print(lost.node, lost.why.cause, lost.why.in_doubt, lost, flush=True)
     except Finished:
         ranks.over()
         hear_the_last()
