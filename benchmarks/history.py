@@ -80,6 +80,7 @@ def write_records(home: str, count: int) -> None:
         }
         record = Measured(
             run=f"step-{step}", dir="/none", checkpoint=f"/training/step-{step}", step=step,
+            training="/training",
             identity=f"{step:064}", suite="base", created=step, ended=1, complete=True,
             scores=scores,
         )  # fmt: skip

@@ -1,15 +1,19 @@
 """Alarms: what a training's past does not explain is said once, and nothing else is said."""
 
+import json
 import math
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.trainings import call, run_of
 
 from coordinate_eval.coordinator.history.alarms import Alarm, alarms
-from coordinate_eval.coordinator.history.measured import Score
+from coordinate_eval.coordinator.history.measured import Measured, Score, keep
 from coordinate_eval.coordinator.history.series import Row, Series
+from coordinate_eval.errors import UserError
 
 DATASETS = [f"d{number}" for number in range(20)]
 
@@ -63,10 +67,11 @@ def test_a_small_drop_of_everything_is_found_in_the_mean_within_two_checkpoints(
 
 
 def test_a_collapse_of_one_dataset_is_found_at_once_and_said_once() -> None:
-    raised = alarms(training(lambda step, name: -0.3 * (name == "d7" and step >= 3)))
+    raised = alarms(training(lambda step, name: -1 * (name == "d7" and step >= 3)))
 
     assert told(raised)[0] == ("collapse", "d7", 3)
     assert [alarm.what for alarm in raised].count("d7") == 1
+    assert raised[0].last.step == 39  # the newest: it goes on
 
 
 def test_a_dataset_that_falls_twice_is_told_twice() -> None:
@@ -103,6 +108,7 @@ def test_what_scores_say_of_themselves_is_told_once_each() -> None:
 
     assert told(raised) == [("not a number", "a", 2), ("missing", "b", 3), ("degenerate", "a", 4)]
     assert raised[0].good == good
+    assert [alarm.last.step for alarm in raised] == [2, 3, 5]
 
 
 @given(
@@ -126,3 +132,36 @@ def test_any_scores_are_judged(table: list[list[tuple[float, float | None, bool]
 
     for alarm in alarms(Series(rows, names, {}, [])):
         assert alarm.row in rows
+
+
+def test_the_exit_status_tells_whether_the_newest_checkpoint_is_well(tmp_path: Path) -> None:
+    for step, value in ((100, 0.5), (200, 0.1), (300, 0.1)):
+        run_of(tmp_path, step, {"a": value, "b": 0.5})
+    broken = call(tmp_path, "alarms")
+    run_of(tmp_path, 400, {"a": 0.52, "b": 0.5})
+    well = call(tmp_path, "alarms", "--json")
+    (tmp_path / "step-400-x" / "run.json").write_text("{")
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("rules: [{of: a, at_least: 0.1}]")
+    unreadable = call(tmp_path, "gate", "step-400-x", "--policy", str(policy))
+
+    assert (broken.exit_code, well.exit_code) == (1, 0)
+    assert "a: collapse" in broken.stdout
+    assert ", until step 300" in broken.stdout
+    assert [each["until"] for each in json.loads(well.stdout)["alarms"]] == [
+        "/ckpts/seven/step-300"
+    ]
+    assert isinstance(unreadable.exception, UserError)  # 2; 1 would be NO-GO
+
+
+def test_trainings_that_were_asked_differently_have_their_own_alarms(tmp_path: Path) -> None:
+    for step, value in ((100, 0.5), (200, 0.1)):
+        run_of(tmp_path, step, {"a": value, "b": 0.5})
+    kept = Measured(
+        run="other-1", dir="/none", checkpoint="/ckpts/other/step-1", training="/ckpts/other",
+        identity="1", step=1, suite="s", created=1e10, ended=1e10, complete=True,
+        scores={"a": (0.5, 0.01, 100, "acc", True, "otherwise")},
+    )  # fmt: skip
+    keep(str(tmp_path), kept)
+
+    assert call(tmp_path, "alarms").exit_code == 1

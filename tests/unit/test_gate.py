@@ -87,6 +87,15 @@ def test_a_dataset_without_a_score_decides_nothing(home: Path) -> None:
         assert (status, said["rules"][0]["why"]) == (3, "not scored: b")
 
 
+def test_a_mean_of_the_datasets_that_did_not_fail_is_no_mean(home: Path) -> None:
+    (home / "step-200-x" / "results" / "b.json").unlink()
+
+    status, said = gate(home, "of: mean, at_least: 0.1", against=None)
+
+    assert (status, said["rules"][0]["datasets"]) == (3, 2)
+    assert said["rules"][0]["why"] == "not scored: b"
+
+
 def test_a_rule_of_what_the_run_has_not_is_refused(home: Path) -> None:
     with pytest.raises(UserError, match="no dataset or group 'c'"):
         gate(home, "of: c, at_least: 0.1", against=None)
@@ -123,7 +132,7 @@ def test_people_see_the_decision_and_its_rules(home: Path) -> None:
         ("rules: [{of: a, at_least: .nan}]", "at_least"),
         ("rules: [{of: a, loses_at_most: -1}]", "loses_at_most"),
         ("rules: {", "is not YAML: line"),
-        ("- a", "policy"),
+        ("- a", "a mapping with `rules`"),
     ],
 )
 def test_a_malformed_policy_is_refused_by_its_field(tmp_path: Path, text: str, words: str) -> None:

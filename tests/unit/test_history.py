@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.trainings import TRAINING, call, run_of
 from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.history.measured import Measured
 from coordinate_eval.coordinator.history.series import Series, best, column, series
+from coordinate_eval.coordinator.inputs.checkpoints.saved import training_of
 from coordinate_eval.errors import UserError
 
 
@@ -92,7 +94,7 @@ def test_many_records_are_packed_and_read_from_the_pack(tmp_path: Path) -> None:
 
 def record(step: int, *, asked: str = "x", suite: str = "s", **scores: float) -> Measured:
     return Measured(
-        run=f"run-{suite}-{step}-{asked}", dir="/none", identity="1",
+        run=f"run-{suite}-{step}-{asked}", dir="/none", identity="1", training=TRAINING,
         checkpoint=f"{TRAINING}/step-{step}", step=step, suite=suite, created=step, ended=1,
         complete=True,
         scores={name: (value, 0.01, 100, "acc", True, asked) for name, value in scores.items()},
@@ -143,7 +145,7 @@ def test_of_a_perplexity_the_lowest_is_best() -> None:
     found = made(*records)
 
     assert best(found, column("ppl", found)).row.step == 2
-    with pytest.raises(UserError, match="no dataset or group 'mean'"):
+    with pytest.raises(UserError, match="fewer than two datasets"):
         column("mean", found)
 
 
@@ -190,3 +192,23 @@ def test_parquet_has_a_line_for_each_score(tmp_path: Path) -> None:
     assert [(line["step"], line["dataset"], line["value"]) for line in lines] == [
         (100, "a", 0.1), (100, "b", 0.5),
     ]  # fmt: skip
+
+
+def test_a_score_that_is_no_number_stands_in_tables_and_is_null_in_json(tmp_path: Path) -> None:
+    for step, value in ((100, 0.2), (200, math.nan), (300, math.inf), (400, 0.3)):
+        run_of(tmp_path, step, {"a": value, "b": 0.5})
+
+    text = call(tmp_path, "history")
+    rows = json.loads(call(tmp_path, "history", "--json").stdout)["rows"]
+
+    assert text.exception is None
+    assert "nan" in text.stdout
+    assert [row["scores"]["a"]["value"] for row in rows] == [0.2, None, None, 0.3]
+    assert [row["missing"] for row in rows] == [[]] * 4
+
+
+def test_the_checkpoints_of_a_training_may_lie_below_their_steps() -> None:
+    paths = ("/c/run-1/iter_200/hf", "/c/run-1/iter_1000/hf", "/c/run-1/global_step_3000/actor/hf")
+    assert {training_of(path) for path in paths} == {"/c/run-1"}
+    assert training_of("/c/run-1/step-100") == "/c/run-1"
+    assert training_of("/c/run-1/final") == "/c/run-1"

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import warnings
@@ -75,8 +76,16 @@ def say(text: str) -> None:
 
 
 def write_json(value: object) -> None:
-    """Write a value as JSON to stdout."""
-    sys.stdout.write(visible_json(_files.pretty(value)))
+    """Write a value as JSON to stdout. What is infinite or not a number becomes null."""
+    sys.stdout.write(visible_json(_files.pretty(_finite(value))))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextlib.contextmanager

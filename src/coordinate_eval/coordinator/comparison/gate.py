@@ -66,6 +66,7 @@ class Finding(Record):
     """The outcome of a rule."""
 
     of: str
+    datasets: int = 1
     bound: str
     limit: float
     value: float | None = Field(description="score, or difference from the baseline")
@@ -94,6 +95,8 @@ def read_policy(path: Path) -> Policy:
         UserError: the file is missing or malformed; names the field.
     """
     found = yaml_file.read(path, "policy")
+    if not isinstance(found, dict):
+        raise UserError(f"policy {path}: it must be a mapping with `rules`")
     try:
         policy = Policy.model_validate(found)
     except ValidationError as error:
@@ -136,10 +139,11 @@ def judge(policy: Policy, found: Series, row: Row, compared: Comparison | None) 
             known, why = _difference(of, compared)
             sign = 1 if higher else -1
             least = sign * (-limit if bound == "loses_at_most" else limit)
-            findings.append(_decided(rule, known, why, least, sign))
+            findings.append(_decided(rule, of, known, why, least, sign))
         else:
             known, why = _score(of, row)
-            findings.append(_decided(rule, known, why, limit, 1 if bound == "at_least" else -1))
+            sign = 1 if bound == "at_least" else -1
+            findings.append(_decided(rule, of, known, why, limit, sign))
     return findings
 
 
@@ -149,11 +153,14 @@ def decision(findings: Sequence[Finding]) -> Decision:
     return "NO-GO" if "NO-GO" in said else "INCONCLUSIVE" if "INCONCLUSIVE" in said else "GO"
 
 
-def _decided(rule: Rule, known: Known | None, why: str, limit: float, sign: int) -> Finding:
+def _decided(
+    rule: Rule, of: Column, known: Known | None, why: str, limit: float, sign: int
+) -> Finding:
     """Return the outcome of a rule: values above the limit meet it; with sign -1, those below."""
     bound, told = rule.bound
     plain = Finding(
-        of=rule.of, bound=bound, limit=told, value=known.value if known else None,
+        of=rule.of, datasets=len(of.datasets), bound=bound, limit=told,
+        value=known.value if known else None,
         decision="INCONCLUSIVE", why=why,
     )  # fmt: skip
     if known is None or known.half is None:
@@ -166,7 +173,11 @@ def _decided(rule: Rule, known: Known | None, why: str, limit: float, sign: int)
         return plain.model_copy(update={**interval, "decision": "NO-GO"})
     needed = math.ceil(known.items * (known.half / abs(room)) ** 2) if room else None
     return plain.model_copy(
-        update={**interval, "items": needed, "why": "the interval has the bound in it"}
+        update={
+            **interval,
+            "items": needed,
+            "why": "the interval has the bound in it" if room else "it is at the bound",
+        }
     )
 
 

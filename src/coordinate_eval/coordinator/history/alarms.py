@@ -5,7 +5,8 @@ far off that may be. Alarms of one checkpoint, over all datasets, share one rate
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from coordinate_eval._format import plural
@@ -38,14 +39,18 @@ class Alarm(NamedTuple):
     """The evidence."""
     good: Row | None
     """The last checkpoint before it without an alarm of this kind."""
+    last: Row
+    """The newest checkpoint that it is true of."""
 
 
-class _Fall(NamedTuple):
-    """A score that is worse than expected."""
+@dataclass
+class _Fall:
+    """Scores that are worse than expected, one after another."""
 
     place: int
     kind: Kind
     expected: float
+    last: int
 
 
 def alarms(found: Series) -> list[Alarm]:
@@ -79,7 +84,8 @@ def _falls(found: Series, rows: Sequence[Row]) -> Iterator[Alarm]:
                 shown = "" if error is None else f" ±{error:.4f}"
                 words = f"{value:.4f}{shown}{curve.how}, and {fall.expected:.4f} was expected"
                 good = curve.points[fall.place - 1].row
-                yield Alarm(fall.kind, curve.what, row, words, good)
+                until = curve.points[fall.last].row
+                yield Alarm(fall.kind, curve.what, row, words, good, until)
 
 
 class _Point(NamedTuple):
@@ -124,19 +130,26 @@ def _of_mean(rows: Sequence[Row], together: Column, *, by_precision: bool = Fals
     return _Curve("mean", how, 1, points)
 
 
-def _scan(curve: _Curve, rate: float) -> Iterator[_Fall]:
-    """Yield the places at which a fall begins. `rate` is the probability of a false one at each."""
+def _scan(curve: _Curve, rate: float) -> list[_Fall]:
+    """Return the falls of a curve. `rate` is the probability that one begins by chance."""
     from scipy.special import stdtr
 
     past: list[tuple[float, float]] = []  # values, turned so that more is better; errors
     errors: dict[int, list[float]] = {newest: [] for newest in _TOGETHER}  # of predictions
+    falls: list[_Fall] = []
     fallen = 0
+
+    def fell(place: int, kind: Kind, expected: float) -> None:
+        if fallen:
+            falls[-1].last = place
+        else:
+            falls.append(_Fall(place, kind, curve.sign * expected, place))
+
     for place, point in enumerate(curve.points):
         now, noise = curve.sign * point.value, point.stderr or 0.0
         level, level_noise = _level(past) if past else (now, noise)
         if _is_collapse(now, level, math.hypot(noise, level_noise), curve.sign):
-            if not fallen:
-                yield _Fall(place, "collapse", curve.sign * level)
+            fell(place, "collapse", level)
             fallen += 1
             continue
         found: dict[int, float] = {}
@@ -155,8 +168,7 @@ def _scan(curve: _Curve, rate: float) -> Iterator[_Fall]:
                 if scale and stdtr(freedom, found[newest] / scale) < rate / len(_TOGETHER):
                     dropped = line
         if dropped is not None:
-            if not fallen:
-                yield _Fall(place, "drop", curve.sign * dropped)
+            fell(place, "drop", dropped)
             fallen += 1
             if fallen < _SETTLED:
                 continue
@@ -165,6 +177,7 @@ def _scan(curve: _Curve, rate: float) -> Iterator[_Fall]:
         for newest, error in found.items():
             errors[newest].append(error)
         past.append((now, noise))
+    return falls
 
 
 def _is_collapse(now: float, expected: float, noise: float, sign: int) -> bool:
@@ -202,22 +215,30 @@ def _usual(errors: Sequence[float]) -> float:
     return math.sqrt(sum(min(size, most) ** 2 for size in sizes) / len(sizes))
 
 
-def _said(rows: Sequence[Row]) -> Iterator[Alarm]:
-    """Yield what scores say of themselves: no numbers, none at all, degenerate answers."""
+def _said(rows: Sequence[Row]) -> list[Alarm]:
+    """Return what scores say of themselves: no numbers, none at all, degenerate answers."""
+    found: list[Alarm] = []
+    going_on: dict[tuple[Kind, str], int] = {}
     before: Row | None = None
     for row in rows:
+        now: dict[tuple[Kind, str], str] = {}
         for name in row.scores:
             score = row.score(name)
             if not math.isfinite(score.value):
-                yield Alarm(
-                    "not a number", name, row, f"its {score.metric} is {score.value}", before
-                )
+                now["not a number", name] = f"its {score.metric} is {score.value}"
         if row.missing and row.ended:
             shown = ", ".join(row.missing[:5])
             words = f"{plural(len(row.missing), 'score')} missing: {shown}"
-            yield Alarm("missing", row.missing[0], row, words, before)
-        old: Mapping[str, str] = before.warnings if before else {}
+            now["missing", row.missing[0]] = words
         for name, told in row.warnings.items():
-            if name not in old:
-                yield Alarm("degenerate", name, row, told, before)
+            now["degenerate", name] = told
+        for (kind, name), words in now.items():
+            if (kind, name) in going_on:
+                place = going_on[kind, name]
+                found[place] = found[place]._replace(last=row)
+            else:
+                going_on[kind, name] = len(found)
+                found.append(Alarm(kind, name, row, words, before, row))
+        going_on = {key: place for key, place in going_on.items() if key in now}
         before = row
+    return found

@@ -18,13 +18,13 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import ConfigDict, Field, ValidationError
 
 from coordinate_eval import __version__, _files
-from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
+from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of, training_of
 from coordinate_eval.coordinator.report.main_metric import main_score
 from coordinate_eval.coordinator.report.results import read_dataset, warnings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import CoordinateError
-from coordinate_eval.records import Dataset, DatasetResults, Record
+from coordinate_eval.records import CheckpointFormat, Dataset, DatasetResults, Record
 
 NOT_ASKED = {"name", "group", "items", "prior", "splittable"}
 """Fields of a dataset that change nothing in what is asked."""
@@ -63,6 +63,8 @@ class Measured(Record):
     run: str
     dir: str
     checkpoint: str = Field(description="path, as it was evaluated")
+    training: str = Field(description="the folder that its training fills")
+    average: bool = Field(default=False, description="the checkpoint is an average of others")
     identity: str = Field(description="of the checkpoint")
     step: int | None = None
     suite: str
@@ -79,11 +81,6 @@ class Measured(Record):
     warnings: dict[str, str] = Field(
         default={}, description="dataset → what is wrong with its answers"
     )
-
-    @property
-    def training(self) -> str:
-        """Return the folder of the checkpoint, which has those of the same training."""
-        return self.checkpoint.rpartition("/")[0]
 
 
 def measure(run_dir: RunDir, run: Run, results: Mapping[str, Any] | None) -> Measured:
@@ -119,6 +116,8 @@ def measure(run_dir: RunDir, run: Run, results: Mapping[str, Any] | None) -> Mea
         run=run.id,
         dir=str(run_dir.root),
         checkpoint=run.checkpoint.path,
+        training=training_of(run.checkpoint.path),
+        average=run.checkpoint.format is CheckpointFormat.AVERAGE,
         identity=run.checkpoint.identity,
         step=step_of(run.checkpoint.path) if run.step is None else run.step,
         suite=run.suite.name,

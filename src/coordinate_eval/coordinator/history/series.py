@@ -20,6 +20,7 @@ class Row(NamedTuple):
     """A checkpoint, and the newest score of each dataset that runs have measured of it."""
 
     training: str
+    """The folder that it fills. Averages of its checkpoints are a training of their own."""
     step: int | None
     checkpoint: str
     runs: Sequence[str]
@@ -133,13 +134,15 @@ def series(
 
 
 def _is_of(measured: Measured, name: str) -> bool:
-    """Return whether a run is of a training: its folder or one above, or the end of its path."""
+    """Return whether a run is of a training: its folder or one above, or the end of their paths."""
     training = Path(measured.training)
     given = Path(name)
     if given.is_absolute() or given.exists():
         absolute = given.absolute()
         return training.is_relative_to(absolute) or training.is_relative_to(given.resolve())
-    return training.parts[-len(given.parts) :] == given.parts
+    count = len(given.parts)
+    ends = (training, *training.parents)
+    return any(each.parts[-count:] == given.parts for each in ends)
 
 
 def _row(runs: Sequence[Measured], asked: Mapping[str, str], unlike: Counter[str]) -> Row:
@@ -153,7 +156,7 @@ def _row(runs: Sequence[Measured], asked: Mapping[str, str], unlike: Counter[str
     newest = runs[0]
     known = [run.gpu_seconds for run in runs if run.gpu_seconds is not None]
     return Row(
-        training=newest.training,
+        training=f"{newest.training} (averages)" if newest.average else newest.training,
         step=newest.step,
         checkpoint=newest.checkpoint,
         runs=[run.run for run in runs],
@@ -169,7 +172,7 @@ def _row(runs: Sequence[Measured], asked: Mapping[str, str], unlike: Counter[str
 def column(text: str, found: Series) -> Column:
     """Return the column that a text names: a dataset, a group, or `mean(…)` of names and patterns.
 
-    `mean` alone is that over all datasets that every checkpoint has, and that are shares.
+    `mean` alone is that over all datasets that every complete checkpoint has, and that are shares.
 
     Raises:
         UserError: the text names nothing that is there, or the mean of unlike things.
@@ -179,6 +182,11 @@ def column(text: str, found: Series) -> Column:
         return Column(text, [text], mean=False)
     if text == "mean" and (everything := mean_column(found, found.rows)) is not None:
         return everything
+    if text == "mean":
+        raise UserError(
+            "fewer than two datasets have scores that can be averaged: name a dataset, a group or "
+            "mean(…)"
+        )
     members = [each.strip() for each in match[1].split(",")] if match else [text]
     chosen: list[str] = []
     for pattern in members:
@@ -227,17 +235,21 @@ def mean_column(found: Series, rows: Sequence[Row]) -> Column | None:
 def _averaged(found: Series, group: str | None) -> list[str]:
     """Return the datasets of a group whose mean says something: of all if it is None.
 
-    These are shares, from 0 to 1, of which more is better. A dataset that only some checkpoints
-    have would make their means unlike, and is left out. Runs that go on do not count here.
+    These are shares, from 0 to 1, of which more is better. A dataset that only some of the complete
+    checkpoints have would make their means unlike, and is left out.
     """
     whole = [row.scores for row in found.rows if not row.missing]
-    counted = whole or [row.scores for row in found.rows]
     return [
         name
         for name in found.datasets
         if group in (None, found.groups.get(name))
         and _direction(found, name)
-        and all(name in scores and 0 <= scores[name][0] <= 1 for scores in counted)
+        and all(name in scores for scores in whole)
+        and all(
+            0 <= row.scores[name][0] <= 1
+            for row in found.rows
+            if name in row.scores and not (whole and row.missing)
+        )
     ]
 
 

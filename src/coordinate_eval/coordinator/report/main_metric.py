@@ -24,6 +24,8 @@ PREFERRED = "acc_norm"
 NOT_METRICS = ("sample_len", "sample_count", "samples")
 """Numbers that the harness puts among the metrics and that score nothing."""
 
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+
 OF_JUDGES = ("no_verdict", "position_bias")
 """Metrics of a judged dataset that say something of its judge, and nothing of the checkpoint."""
 
@@ -75,6 +77,8 @@ def task_metric(found: DatasetResults, task: str, metric: str | None = None) -> 
 
 def _number(value: object) -> float | None:
     """Return a value that a number can have here, None for all others."""
+    if value in _NOT_FINITE:  # as records write them
+        return float(str(value))
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -50,7 +50,10 @@ def find_run(name: str, settings: Settings) -> RunDir:
         for run_dir, run in find_all(settings)[0]:
             if run.checkpoint.path in (name, path):
                 return run_dir
-        raise
+        raise UserError(
+            f"{name!r} is neither a run's directory or id, nor a checkpoint that has a run: "
+            "`coordinate-eval runs` lists the runs"
+        ) from None
 
 
 def _print(found: Comparison) -> None:

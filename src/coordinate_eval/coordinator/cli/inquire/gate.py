@@ -78,7 +78,7 @@ def _table(findings: list[Finding]) -> Table:
         if each.items is not None:
             more += f"; about {each.items:,} items would decide it"
         table.add_row(
-            escape(each.of),
+            escape(each.of if each.datasets == 1 else f"{each.of} ({each.datasets})"),
             f"{BOUNDS[each.bound]} {each.limit:g}",
             "" if each.value is None else f"{each.value:{sign}.4f}",
             interval,

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
@@ -133,7 +134,7 @@ def show_best(settings: Settings, wanted: Wanted, by: str, *, as_json: bool) -> 
 def show_alarms(settings: Settings, wanted: Wanted, *, as_json: bool) -> int:
     """Print the alarms of trainings, the newest last. Return the exit status.
 
-    It is 1 if the newest checkpoint of a training has alarms.
+    It is 1 if an alarm is true of the newest checkpoint of a training.
 
     Raises:
         UserError: there is no such training.
@@ -141,11 +142,16 @@ def show_alarms(settings: Settings, wanted: Wanted, *, as_json: bool) -> int:
     known, problems = load(settings)
     found = series(known, wanted.trainings, wanted.suite)
     raised: list[Alarm] = []
-    newest: set[str] = set()
+    notes: list[str] = []
+    broken = False
     for training in dict.fromkeys(row.training for row in found.rows):
-        rows = [row for row in found.rows if row.training == training]
-        raised += alarms(found._replace(rows=rows))
-        newest |= {row.checkpoint for row in [r for r in rows if r.step is not None][-1:]}
+        of = {row.checkpoint for row in found.rows if row.training == training}
+        # What another training was asked is nothing to this one.
+        alone = series([each for each in known if each.checkpoint in of], suite=wanted.suite)
+        notes += alone.notes
+        raised += (mine := alarms(alone))
+        newest = [row for row in alone.rows if row.step is not None][-1:]
+        broken |= any(alarm.last in newest for alarm in mine)
     if as_json:
         write_json(
             {"schema": "coordinate-eval/alarms@1", "alarms": [_alarm(each) for each in raised]}
@@ -153,12 +159,13 @@ def show_alarms(settings: Settings, wanted: Wanted, *, as_json: bool) -> int:
     else:
         for each in raised:
             good = f"; the last good one is {each.good.checkpoint}" if each.good else ""
-            _out(f"{each.row.checkpoint}: {each.what}: {each.kind}: {each.words}{good}")
+            until = "" if each.last == each.row else f", until {_name(each.last)}"
+            _out(f"{each.row.checkpoint}: {each.what}: {each.kind}: {each.words}{until}{good}")
         if not raised:
             _out(f"no alarms in {plural(len(found.rows), 'checkpoint')}")
-    for line in [*found.notes, *problems]:
+    for line in [*notes, *problems]:
         say(line)
-    return int(any(each.row.checkpoint in newest for each in raised))
+    return int(broken)
 
 
 def _alarm(each: Alarm) -> dict[str, Any]:
@@ -168,6 +175,7 @@ def _alarm(each: Alarm) -> dict[str, Any]:
         "checkpoint": each.row.checkpoint,
         "step": each.row.step,
         "run": each.row.runs[0],
+        "until": each.last.checkpoint,
         "words": each.words,
         "last_good": each.good.checkpoint if each.good else None,
         "last_good_step": each.good.step if each.good else None,
@@ -352,13 +360,13 @@ def _sparkline(values: Sequence[Value | None], most: int = 60) -> str:
     """Return a curve of at most so many characters; a gap where nothing is known."""
     step = max(1, -(-len(values) // most))
     kept = [values[min(place + step, len(values)) - 1] for place in range(0, len(values), step)]
-    known = [each.value for each in kept if each is not None]
+    known = [each.value for each in kept if each is not None and math.isfinite(each.value)]
     if not known:
         return ""
     low, span = min(known), max(known) - min(known)
 
     def bar(value: Value | None) -> str:
-        if value is None:
+        if value is None or not math.isfinite(value.value):
             return " "
         part = (value.value - low) / span if span else 0.5
         return _BARS[min(len(_BARS) - 1, int(part * len(_BARS)))]

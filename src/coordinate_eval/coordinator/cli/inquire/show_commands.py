@@ -1,5 +1,7 @@
 """Commands that show runs, scores, suites and settings, change nothing, and their options."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +10,7 @@ import typer
 from coordinate_eval.coordinator.cli.options import common, launching
 from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, option
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import CoordinateError, UserError
 
 DiagnosedJobs = Annotated[
     list[str] | None,
@@ -350,12 +352,14 @@ def alarms(
 ) -> None:
     """Show which checkpoints are worse than their training's past explains.
 
-    Exit status: 1 if the newest checkpoint of a training has alarms, else 0.
+    Exit status: 0 an alarm is true of no training's newest checkpoint; 1 one is; 2 it is not known.
     """
     from coordinate_eval.coordinator.cli.inquire.history import Wanted, show_alarms
 
-    settings, _ = load_settings({}, settings_file)
-    raise typer.Exit(show_alarms(settings, Wanted(training or [], suite, []), as_json=as_json))
+    with _errors_are_no_verdict():
+        settings, _ = load_settings({}, settings_file)
+        status = show_alarms(settings, Wanted(training or [], suite, []), as_json=as_json)
+    raise typer.Exit(status)
 
 
 def compare(
@@ -391,12 +395,24 @@ def gate(
 
     A rule is decided if all of the 95 % interval is on one side of its bound.
 
-    Exit status: 0 GO; 1 NO-GO; 3 INCONCLUSIVE, with the number of items that would decide.
+    Exit status: 0 GO; 1 NO-GO; 2 the run or the policy cannot be used; 3 INCONCLUSIVE, with the
+    number of items that would decide.
     """
     from coordinate_eval.coordinator.cli.inquire.gate import show_gate
 
-    settings, _ = load_settings({}, settings_file)
-    raise typer.Exit(show_gate(settings, run, policy, against, as_json=as_json))
+    with _errors_are_no_verdict():
+        settings, _ = load_settings({}, settings_file)
+        status = show_gate(settings, run, policy, against, as_json=as_json)
+    raise typer.Exit(status)
+
+
+@contextlib.contextmanager
+def _errors_are_no_verdict() -> Iterator[None]:
+    """Let errors in the block end with 2, where 1 is a verdict."""
+    try:
+        yield
+    except CoordinateError as error:
+        raise UserError(str(error)) from error
 
 
 def samples(

@@ -31,7 +31,7 @@ from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.checkpoints.average import Members
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import unchanged
-from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved, look, trainer_of
+from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved, look, training_of
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.new_run import Inputs
 from coordinate_eval.coordinator.report import state
@@ -216,14 +216,17 @@ class Watch:
 
     def _pass_over(self, seen: list[_Seen]) -> None:
         """Leave out what is older than the newest. Once that has a run, cancel others that wait."""
-        counting = [each for each in seen if each.wanted or each.run is not None]
-        for each in counting[1:]:
-            if each.saved.last == counting[0].saved.last:
+        newest: dict[str, _Seen] = {}  # of each training
+        for each in seen:
+            if not each.wanted and each.run is None:
+                continue
+            first = newest.setdefault(training_of(str(each.saved.path)), each)
+            if each.saved.last == first.saved.last:
                 continue  # its average
-            why = f"overtaken by {counting[0].saved.path.name}"
+            why = f"overtaken by {first.saved.path.name}"
             if each.run is None:
                 each.wanted, each.state = False, why
-            elif each.alive and counting[0].run is not None and not self.dry and _waits(each):
+            elif each.alive and first.run is not None and not self.dry and _waits(each):
                 cancel_run(each.run, why)
                 each.alive, each.state = False, f"cancelled: {why}"
 
@@ -233,9 +236,9 @@ class Watch:
         finished = [each for each in saved if self._why_unfinished(each) is None]
         for each in saved:
             yield each
-            trainer = trainer_of(self.folder, each.path)
+            training = training_of(str(each.path))
             begin = finished.index(each) if each in finished else len(finished)
-            of = [one for one in finished[begin:] if trainer_of(self.folder, one.path) == trainer]
+            of = [one for one in finished[begin:] if training_of(str(one.path)) == training]
             if len(of) >= 2:
                 members = tuple(one.path for one in reversed(of[: self.last]))
                 state_ = "\n".join(one.state for one in of[: self.last])

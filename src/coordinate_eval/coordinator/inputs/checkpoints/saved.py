@@ -71,17 +71,31 @@ def step_of(checkpoint: str) -> int | None:
     Without one, the folder above counts, 1000 for `step-1000/hf` and `1000/model.pt`; and the
     one above that if neither name has a digit, as in `global_step_1000/actor/huggingface`.
     """
+    return _step_and_folder(checkpoint)[0]
+
+
+def training_of(checkpoint: str) -> str:
+    """Return the folder that a training fills: above the part of a path that tells the step.
+
+    It is `/ckpts` for `/ckpts/step-1000` and for `/ckpts/iter_100/hf`. Where no part tells a step,
+    it is the folder above the checkpoint.
+    """
+    return str(_step_and_folder(checkpoint)[1])
+
+
+def _step_and_folder(checkpoint: str) -> tuple[int | None, Path]:
+    """Return the step that a path tells, and the folder above the part that tells it."""
     path = Path(checkpoint)
-    names = [path.name, path.parent.name]
-    if not any(map(str.isdecimal, "".join(names))):
-        names.append(path.parent.parent.name)
-    for name in names:
-        step = _told(name)
-        if step is None and (name is names[0] or name.isdecimal()):
-            step = _lone(name)
+    places = [path, path.parent]
+    if not any(map(str.isdecimal, path.name + path.parent.name)):
+        places.append(path.parent.parent)
+    for place in places:
+        step = _told(place.name)
+        if step is None and (place is path or place.name.isdecimal()):
+            step = _lone(place.name)
         if step is not None:
-            return step if step <= _MOST else None
-    return None
+            return (step, place.parent) if step <= _MOST else (None, path.parent)
+    return None, path.parent
 
 
 def number(text: str) -> int | None:
