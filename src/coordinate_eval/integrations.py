@@ -1,12 +1,12 @@
 """Callbacks of training libraries that ask for the evaluation of each checkpoint that they save.
 
 Each takes what `after_save` takes but path and step. A library is imported when its callback is
-made. Everything else calls `after_save` itself, in one line: docs/how-to/after-each-save.md has it
-for a dozen trainers.
+made. Everything else calls `after_save` itself, in one line: see docs/how-to/after-each-save.md.
 """
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 
 def transformers_callback(**asked: Any) -> transformers.TrainerCallback:  # noqa: ANN401 - as after_save
-    """Return a callback for `transformers.Trainer`, and for what is made of it, such as TRL's."""
+    """Return a callback for `transformers.Trainer`, and for what is made of it, such as TRL's.
+
+    Raises:
+        TypeError: `after_save` takes no such argument.
+    """
+    _check(asked)
     from transformers import TrainerCallback
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -37,7 +42,11 @@ def lightning_callback(**asked: Any) -> pytorch_lightning.Callback:  # noqa: ANN
 
     `on_save_checkpoint` is called before anything is written. So it looks at what `ModelCheckpoint`
     has saved when the next batch begins, and at the end.
+
+    Raises:
+        TypeError: `after_save` takes no such argument.
     """
+    _check(asked)
     import importlib
     import sys
 
@@ -62,3 +71,8 @@ def lightning_callback(**asked: Any) -> pytorch_lightning.Callback:  # noqa: ANN
                     after_save(path, **asked)
 
     return AfterSave()
+
+
+def _check(asked: dict[str, Any]) -> None:
+    """Check arguments of `after_save` when a callback is made, and not at the first save."""
+    inspect.signature(after_save).bind("checkpoint", **asked)

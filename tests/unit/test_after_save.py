@@ -12,7 +12,7 @@ import pytest
 from tests.runs import PATIENCE_SECONDS
 
 import coordinate_eval
-from coordinate_eval import _after_save
+from coordinate_eval import _after_save, integrations
 
 LAUNCHERS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
@@ -301,3 +301,9 @@ def test_its_import_costs_nothing() -> None:
     light = {"__future__", "coordinate_eval"}
     light |= {f"coordinate_eval.{name}" for name in ("_after_save", "_reference")}
     assert set(done.stdout.split()) <= light
+
+
+def test_a_callback_refuses_what_after_save_does_not_take_when_it_is_made() -> None:
+    integrations.transformers_callback(suite="base", keep=False)
+    with pytest.raises(TypeError, match="sweet"):
+        integrations.transformers_callback(sweet="base")
