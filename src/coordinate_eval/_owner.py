@@ -158,18 +158,26 @@ def check_folder(folder: Path) -> None:
     check_above(folder)
 
 
-def foreign(status: os.stat_result, file: int | Path | None = None, *, roots: bool = False) -> str:
+def foreign(
+    status: os.stat_result,
+    file: int | Path | None = None,
+    *,
+    roots: bool = False,
+    owner: int | None = None,
+) -> str:
     """Return why something is not the user's own, and an empty text if it is.
 
     Args:
         status: of the file or folder.
         file: its descriptor or path, to look for an access control list.
         roots: what root or a trusted user owns is as good.
+        owner: what this user owns is as good, too.
     """
     if _shown.get():
         return ""
     user = os.geteuid()
-    if status.st_uid != user and not (roots and status.st_uid in _trusted):
+    good = status.st_uid in (user, owner) or (roots and status.st_uid in _trusted)
+    if not good:
         return f"it belongs to {name_of(status.st_uid)}, not to you ({name_of(user)})"
     if stat.S_ISLNK(status.st_mode) or not status.st_mode & _WRITABLE:
         return ""

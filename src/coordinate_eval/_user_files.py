@@ -11,11 +11,11 @@ MOST_BYTES = 64 * 2**20
 """Largest settings, suite, cluster or plan file, in bytes: 64 MiB. A device may have no end."""
 
 
-def read_text(path: Path, what: str, *, anybodys: bool = False) -> str:
+def read_text(path: Path, what: str, *, anybodys: bool = False, owner: int | None = None) -> str:
     """Return the text of a file; `what` names it for the user, such as "cluster file".
 
-    The file must be the user's own or root's, unless it is `anybodys`: then it decides nothing
-    that is run.
+    The file must be the user's own, root's or of the user `owner`, unless it is `anybodys`: then
+    it decides nothing that is run.
 
     Raises:
         ForeignError: The file is another user's, or others can write to it.
@@ -24,7 +24,7 @@ def read_text(path: Path, what: str, *, anybodys: bool = False) -> str:
     try:
         with path.open("rb") as file:
             if not anybodys:
-                check_own(path, what, file.fileno())
+                check_own(path, what, file.fileno(), owner=owner)
             content = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise _unreadable(path, what, _why(error)) from error
@@ -37,8 +37,12 @@ def read_text(path: Path, what: str, *, anybodys: bool = False) -> str:
         raise _unreadable(path, what, f"line {line} is not UTF-8") from error
 
 
-def check_own(path: Path, what: str, descriptor: int | None = None) -> None:
+def check_own(
+    path: Path, what: str, descriptor: int | None = None, *, owner: int | None = None
+) -> None:
     """Check that what decides about programs is the user's own, root's or of `trusted_users`.
+
+    That of the user `owner` is as good.
 
     Raises:
         ForeignError: The file is anybody else's, or others can write to it.
@@ -47,7 +51,9 @@ def check_own(path: Path, what: str, descriptor: int | None = None) -> None:
     status = path.stat() if descriptor is None else os.fstat(descriptor)
     if stat.S_ISCHR(status.st_mode) and status.st_uid == 0:  # such as /dev/null
         return
-    if why := _owner.foreign(status, path if descriptor is None else descriptor, roots=True):
+    if why := _owner.foreign(
+        status, path if descriptor is None else descriptor, roots=True, owner=owner
+    ):
         mend = "copy it to a folder of yours, or name its owner in the setting `trusted_users`"
         if status.st_uid in (0, os.geteuid()):
             mend = f"if you trust what is in it, chmod go-w '{path}'"

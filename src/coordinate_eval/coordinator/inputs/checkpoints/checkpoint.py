@@ -126,12 +126,14 @@ def inspect(
             beside = [place, place.parent] if kind.converted else [place]
         told = folder_file.of(place)
         mapping = mapping or told.mapping
-        config_file = _find_config(place, beside, config or told.config)
+        config = config or told.unless(beside, "config", [_CONFIG])
+        tokenizer = tokenizer or told.unless(beside, "tokenizer", checkpoint_files.TOKENIZERS)
+        config_file = _find_config(place, beside, config)
         files = {
             *extra,
             config_file,
             *checkpoint_files.present(config_file.parent, _BESIDE_CONFIG),
-            *_find_tokenizer(place, beside, tokenizer or told.tokenizer),
+            *_find_tokenizer(place, beside, tokenizer),
         }
         _check_weights(weights)
         sides = sorted(files, key=lambda file: file.name)
@@ -218,7 +220,8 @@ def _adapter(weights: list[Path], given: _Given) -> Checkpoint:
     found = adapter.find_base(config, given.base or told.base)
     own = checkpoint_files.present(place, checkpoint_files.TOKENIZERS)
     try:
-        tokenizer = given.tokenizer or told.tokenizer or (place if own else None)
+        said = told.unless([place], "tokenizer", checkpoint_files.TOKENIZERS)
+        tokenizer = given.tokenizer or said or (place if own else None)
         stand_ins = {"config": given.config or told.config, "mapping": given.mapping}
         base = inspect(found, **stand_ins, tokenizer=tokenizer)
     except UserError as error:
@@ -354,12 +357,14 @@ def find_beside(
     place = _resolve(path)
     beside = [*([place] if place.is_dir() else []), place.parent, path.absolute().parent]
     told = folder_file.of(place)
+    config = config or told.unless(beside, "config", [_CONFIG])
+    tokenizer = tokenizer or told.unless(beside, "tokenizer", checkpoint_files.TOKENIZERS)
     files: list[Path] = []
     config_file = None
     with contextlib.suppress(UserError):
-        config_file = _find_config(place, beside, config or told.config)
+        config_file = _find_config(place, beside, config)
     with contextlib.suppress(UserError):
-        files = _find_tokenizer(place, beside, tokenizer or told.tokenizer)
+        files = _find_tokenizer(place, beside, tokenizer)
     return config_file, files
 
 

@@ -1,12 +1,22 @@
-"""`coordinate-eval.yaml`: what holds for all checkpoints in a folder, said once."""
+"""`coordinate-eval.yaml`: what holds for all checkpoints in a folder, said once.
 
+The file decides what is scored. So it counts only if it belongs to somebody who decides that
+anyway: the user, root, a trusted user, or the owner of the checkpoint's folder. Nobody else may
+write to it.
+"""
+
+import sys
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from coordinate_eval import _user_files
+from coordinate_eval import _format, _owner, _user_files
 from coordinate_eval.coordinator.inputs.suites.located_yaml import Source, located, only, wrong
+from coordinate_eval.errors import ForeignError
 
 NAME: Final = "coordinate-eval.yaml"
+_KEYS: Final = {"config", "tokenizer", "mapping", "base"}
 _ABOVE = 3  # folders above a checkpoint in which it is looked for: its run, its user, their project
 
 
@@ -18,28 +28,60 @@ class FolderFile(NamedTuple):
     mapping: Path | None = None
     base: Path | None = None
     """Of adapters."""
+    folder: Path | None = None
+    """Of the file itself."""
+
+    def unless(self, nearer: Iterable[Path], key: str, names: Iterable[str]) -> Path | None:
+        """Return what the file says for a key, unless a folder nearer to the checkpoint has it.
+
+        Args:
+            nearer: folders of what lies beside the checkpoint.
+            key: `config` or `tokenizer`.
+            names: files of which one is enough.
+        """
+        below = [folder for folder in nearer if self.folder in folder.parents]
+        if any((folder / name).is_file() for folder in below for name in names):
+            return None
+        said: Path | None = getattr(self, key)
+        return said
 
 
 def of(place: Path) -> FolderFile:
     """Return what the nearest file says, in the folder of a checkpoint or above it.
 
-    Paths in it are relative to its own folder.
+    Paths in it are relative to its own folder. What is used, and what is not, is said once.
 
     Raises:
         UserError: It is malformed; names file and line.
     """
     folder = place if place.is_dir() else place.parent
+    owner = folder.stat().st_uid
     for above in (folder, *folder.parents[:_ABOVE]):
         if (above / NAME).is_file():
-            return _read(above / NAME)
+            try:
+                found = _read(above / NAME, owner)
+            except ForeignError as error:
+                _say(str(error))
+                continue
+            _say(f"{above / NAME} is used for the checkpoints in its folder")
+            return found
     return FolderFile()
 
 
-def _read(path: Path) -> FolderFile:
-    text = _user_files.read_text(path, NAME, anybodys=True)
+def _read(path: Path, owner: int) -> FolderFile:
+    # Paths are relative to the folder of a link, so whoever made the link decides, too.
+    if why := _owner.foreign(path.lstat(), path, roots=True, owner=owner):
+        raise ForeignError(f"{path} is not used, because it decides what is scored: {why}")
+    text = _user_files.read_text(path, NAME, owner=owner)
     tree = located(Source(text, str(path), path.parent, str(path), "file"))
-    only(tree, set(FolderFile._fields), NAME)
+    only(tree, _KEYS, NAME)
     for key, value in tree.items():
         if not isinstance(value, str):
             raise wrong(tree.at(key), f"{key} must be a path")
-    return FolderFile(**{key: path.parent / value for key, value in tree.items()})
+    paths = {key: path.parent / value for key, value in tree.items()}
+    return FolderFile(**paths, folder=path.parent)
+
+
+@cache
+def _say(line: str) -> None:
+    sys.stderr.write(f"{_format.visible(line)}\n")
