@@ -116,6 +116,37 @@ def test_what_a_killed_process_left_is_removed_by_the_next(run: Run, tmp_path: P
     assert names(later.lease.parent) == {"kept"}
 
 
+def test_a_lease_of_another_machine_stays_unless_its_run_is_seen_to_have_ended(
+    run: Run, tmp_path: Path
+) -> None:
+    assert take(run, tmp_path)
+    host, root = run.lease / "host", tmp_path / "run-0"
+    assert host.read_text() == os.uname().nodename
+    host.write_text("another")
+    root.rename(tmp_path / "unseen")
+    lease.remove_abandoned(run.lease.parent)
+    assert run.lease.is_dir()
+    os.utime(run.lease, (time.time() - 40 * 86400,) * 2)
+    lease.remove_abandoned(run.lease.parent)
+    assert not run.lease.exists()
+    (tmp_path / "unseen").rename(root)
+    assert take(run, tmp_path)
+    (run.lease / "host").write_text("another")
+    RunDir(root).results.write_text("{}")
+    lease.remove_abandoned(run.lease.parent)
+    assert not run.lease.exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders away")
+def test_a_private_file_in_a_folder_of_others_stays_readable(run: Run, tmp_path: Path) -> None:
+    folder = Path(run.checkpoint.path)
+    for file in folder.iterdir():
+        file.chmod(0o640)
+    os.chown(folder, 4242, -1)
+    assert not take(run, tmp_path)
+    checkpoints.inspect(folder)
+
+
 def test_nothing_is_removed_behind_a_link(run: Run, tmp_path: Path) -> None:
     home = tmp_path / "home"
     (home / "notes").mkdir(parents=True)

@@ -9,7 +9,7 @@ import pytest
 from tests.staging import RANGE, Worker, staged
 
 from coordinate_eval.coordinator.incidents.causes import cause_of_error
-from coordinate_eval.coordinator.workers.on_node import copying
+from coordinate_eval.coordinator.workers.on_node import copying, staging
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint
@@ -76,6 +76,24 @@ def test_a_keeper_that_is_killed_leaves_its_weights_to_the_others(
     assert place.remove_abandoned() == []
     trial.leave()
     assert list(root.iterdir()) == []
+
+
+def test_what_an_earlier_boot_of_the_node_left_is_written_again(
+    root: Path, source: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot = root.with_name("boot")
+    monkeypatch.setattr(staging, "_BOOT", boot)
+    place = StagedWeights(str(root), "run", "node")
+    with place.hold():
+        boot.write_text("first\n")
+        assert place.copy(source)
+        assert place.ready(source.identity)
+        boot.write_text("second\n")
+        assert not place.ready(source.identity)
+        (weights,) = place.folder.glob("*.safetensors")
+        weights.write_bytes(bytes(weights.stat().st_size))
+        assert place.copy(source)
+        assert staged(place, source)
 
 
 def test_sweeping_takes_what_the_killed_left_and_nothing_in_use(

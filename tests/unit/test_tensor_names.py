@@ -13,7 +13,7 @@ from tests import trainers
 
 from coordinate_eval._text_config import TextConfig, text_config
 from coordinate_eval.coordinator.inputs.checkpoints import safetensors_file
-from coordinate_eval.coordinator.inputs.checkpoints.names import mapping
+from coordinate_eval.coordinator.inputs.checkpoints.names import mapping, patterns
 from coordinate_eval.coordinator.inputs.checkpoints.names.patterns import Numbers
 from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import Renamed
 from coordinate_eval.coordinator.inputs.checkpoints.sources import (
@@ -195,6 +195,8 @@ def test_a_missing_half_and_a_missing_expert_are_refused() -> None:
         ("names:\n  a: {to: b, turn: 1}", "line 2: unknown key 'turn'"),
         ("names:\n  a: b.<x|y>", "has \\* or words"),
         ("names:\n  a.<n>: {to: [b, c], parts: [1, 1]}", "cannot be stacked and cut"),
+        ("names:\n  a*b*c*: d", "line 2: .* has more than 2 \\*"),
+        ("names: {a: b}\nleft_out: ['***']", "line 2: .* has more than 2 \\*"),
         ("names: {a: b}\nnames_of: 3", "names_of must map"),
         ("- a", "must be a mapping"),
     ],
@@ -231,3 +233,10 @@ def test_parts_that_are_cut_apart_and_put_together_again_are_as_before(
     again = Renamed(cut, TensorMapping(trainer="other", rules=together), config)
 
     assert torch.equal(again.read("w"), whole)
+
+
+def test_of_a_long_prefix_that_all_names_share_a_few_parts_are_left_out() -> None:
+    rules = [Rule(source=["w.<n>"], to=["v.<n>"])]
+    for depth, left in ((3, 0), (200, 2)):
+        names = [f"{'a.' * depth}w.{n}" for n in range(2)]
+        assert len(patterns.match(names, rules).left_over) == left

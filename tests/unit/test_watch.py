@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.cli.launch import watch
 from coordinate_eval.coordinator.cli.launch.watch import Watch
-from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved, look
+from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved, is_young, look
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.new_run import Inputs, read_inputs
 from coordinate_eval.coordinator.report import state
@@ -85,6 +85,15 @@ def test_a_folder_is_as_young_as_what_was_done_in_it_last(tmp_path: Path) -> Non
     assert saved.changed > time.time() - 100
     assert not saved.quiet(100)
     assert saved.quiet(0)
+
+
+def test_a_lease_does_not_make_a_checkpoint_young(tmp_path: Path) -> None:
+    file = tmp_path / "step-1.pt"
+    file.touch()
+    os.utime(file, (1, 1))
+    assert is_young(file)
+    (tmp_path / "lease").hardlink_to(file)
+    assert not is_young(file)
 
 
 @pytest.mark.parametrize(("age", "quiet"), [(59, False), (61, True), (-300, False), (-1e6, True)])

@@ -1,9 +1,11 @@
 """The lease of a run: hard links to its checkpoint's files, which stay when training deletes it.
 
 `.coordinate-eval-<uid>/<run>-<nonce>/`, beside the checkpoint, has each file under its whole path
-in `files/`, and leads to the run directory with its link `run`. It appears in one rename, copies
-nothing, and follows no link. Files of others are not linked: `fs.protected_hardlinks` forbids that
-on most machines, and whoever owns a file may want it deleted.
+in `files/`, leads to the run directory with its link `run`, and names in `host` the machine that
+made it. It appears in one rename, copies nothing, and follows no link. Files of others are not
+linked: `fs.protected_hardlinks` forbids that on most machines, and whoever owns a file may want it
+deleted. Nor are files in a folder of others: `checkpoint_files` reads no file there that has a
+second name.
 
 Whoever ends a run removes its lease. What a killed process left is removed by whoever takes the
 next lease beside it, and by `prune`.
@@ -34,6 +36,9 @@ _THREADS: Final = 16
 _DRAFT_SECONDS: Final = 3600.0
 """Age of a lease that is still being made, after which whoever made it was killed."""
 
+_UNSEEN_SECONDS: Final = 30 * 86400.0
+"""Age of another machine's lease after which its run, which is not seen here, has ended."""
+
 
 def take(run_dir: RunDir, run: Run) -> bool:
     """Link the checkpoint's files, unless that is done. Return whether the run has a lease.
@@ -53,6 +58,7 @@ def take(run_dir: RunDir, run: Run) -> bool:
         draft.mkdir()
         try:
             (draft / "run").symlink_to(run_dir.root)
+            (draft / "host").write_text(os.uname().nodename)
             if _link_all(run.checkpoint, draft / "files"):
                 draft.rename(lease)
         finally:
@@ -102,7 +108,8 @@ def end(run: Run) -> None:
 def remove_abandoned(folder: Path) -> None:
     """Remove the leases in a folder whose runs have ended or are gone.
 
-    A run whose folder this machine does not see may be there on another one.
+    A run whose folder this machine does not see may be there on another one, also where both have
+    the folder above it, such as `/local/runs`: a lease of another machine goes by its age then.
     """
     try:
         _owner.check_folder(folder)
@@ -112,13 +119,22 @@ def remove_abandoned(folder: Path) -> None:
         lease, run = folder / name, RunDir(folder / name / "run")
         with contextlib.suppress(OSError):
             target = run.root.readlink()  # every lease has one
+            age = time.time() - lease.lstat().st_mtime
             if name.startswith("."):
-                over = time.time() - lease.lstat().st_mtime > _DRAFT_SECONDS
+                over = age > _DRAFT_SECONDS
+            elif run.run.exists():
+                over = has_ended(run)
             else:
-                over = has_ended(run) if run.run.exists() else target.parent.is_dir()
+                over = age > _UNSEEN_SECONDS or (_is_of_here(lease) and target.parent.is_dir())
             if over:
                 shutil.rmtree(lease, ignore_errors=True)
     _remove_if_empty(folder)
+
+
+def _is_of_here(lease: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return (lease / "host").read_text() == os.uname().nodename
+    return False
 
 
 def _link_all(checkpoint: Checkpoint, files: Path) -> bool:
@@ -127,7 +143,8 @@ def _link_all(checkpoint: Checkpoint, files: Path) -> bool:
     for path in map(Path, checkpoint.all_files):
         folders[path.parent].add(path.name)
     for folder, names in folders.items():
-        _link(folder, sorted(names), Path(f"{files}{folder}"))
+        if folder.stat().st_uid == os.geteuid():
+            _link(folder, sorted(names), Path(f"{files}{folder}"))
     return any(os.path.lexists(f"{files}{name}") for name in checkpoint.all_weights)
 
 

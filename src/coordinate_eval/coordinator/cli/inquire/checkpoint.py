@@ -42,6 +42,7 @@ class Asked:
     mapping: Path | None = None
     check: bool = False
     check_against: Path | None = None
+    base: Path | None = None
 
 
 @dataclass
@@ -85,7 +86,7 @@ def examine(asked: Asked) -> _Report:
     stand_ins = {"config": asked.config, "tokenizer": asked.tokenizer}
     found: Checkpoint | None = None
     try:
-        found = checkpoints.inspect(asked.path, **stand_ins, mapping=asked.mapping)
+        found = checkpoints.inspect(asked.path, **stand_ins, mapping=asked.mapping, base=asked.base)
     except UserError as error:
         report.why = str(error)
     with contextlib.suppress(UserError, OSError):

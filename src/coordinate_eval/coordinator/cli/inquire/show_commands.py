@@ -469,6 +469,7 @@ def checkpoint(
     model_config: launching.ModelConfig = None,
     tokenizer: launching.Tokenizer = None,
     mapping: launching.Mapping = None,
+    base: launching.Base = None,
     check: Check = False,
     check_against: launching.CheckAgainst = None,
     as_json: common.Json = False,
@@ -480,7 +481,7 @@ def checkpoint(
     """
     from coordinate_eval.coordinator.cli.inquire.checkpoint import Asked, show_checkpoint
 
-    asked = Asked(ckpt, model_config, tokenizer, mapping, check, check_against)
+    asked = Asked(ckpt, model_config, tokenizer, mapping, check, check_against, base)
     raise typer.Exit(show_checkpoint(asked, as_json=as_json))
 
 

@@ -71,7 +71,10 @@ def of(place: Path) -> FolderFile:
 def _read(path: Path, owner: int) -> FolderFile:
     # Paths are relative to the folder of a link, so whoever made the link decides, too.
     if why := _owner.foreign(path.lstat(), path, roots=True, owner=owner):
-        raise ForeignError(f"{path} is not used, because it decides what is scored: {why}")
+        raise ForeignError(
+            f"{path} is not used, because it decides what is scored: {why}; if you trust what is "
+            "in it, copy it to a folder of yours, or name its owner in the setting `trusted_users`"
+        )
     text = _user_files.read_text(path, NAME, owner=owner)
     tree = located(Source(text, str(path), path.parent, str(path), "file"))
     only(tree, _KEYS, NAME)

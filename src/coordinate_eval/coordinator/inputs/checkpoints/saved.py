@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -364,13 +365,22 @@ def _saved(path: Path, step: int | None) -> Saved:
         OSError: the checkpoint is gone.
     """
     status = path.stat()
-    # The time of a change of the inode: a copy can set its files' own times into the past.
-    changed, state = status.st_ctime, [f"{status.st_size}" if path.is_file() else ""]
+    changed, state = _changed(status), [f"{status.st_size}" if path.is_file() else ""]
     if path.is_dir():
         for entry in _inside(path):
             with contextlib.suppress(OSError):  # a file that has just been renamed
                 status = entry.stat()
-                changed = max(changed, status.st_ctime)
+                changed = max(changed, _changed(status))
                 name = entry.relative_to(path)
                 state.append(f"{name}\0{status.st_size}\0{status.st_mtime_ns}")
     return Saved(path.absolute(), step, changed, "\n".join(state))
+
+
+def _changed(status: os.stat_result) -> float:
+    """Return the time at which a file or folder was changed last.
+
+    That of its inode, because a copy can set a file's own time into the past. A file with several
+    names has its own: each name that is made, such as that of a lease, changes the inode.
+    """
+    linked = stat.S_ISREG(status.st_mode) and status.st_nlink > 1
+    return status.st_mtime if linked else status.st_ctime

@@ -6,7 +6,8 @@ the folder has the node's place among them in its name: at another place, other 
 
 So a killed keeper leaves its weights to the trials, and the last trial removes them. If the last
 trial is killed as well, the node is swept at the end of the run. After a crash of the node, the
-user's next keeper there removes what was left.
+user's next keeper there removes what was left. On a disk, files of an earlier boot may have their
+sizes and lack what they held, so none of them is used.
 """
 
 import contextlib
@@ -36,7 +37,8 @@ from coordinate_eval.errors import CoordinateError, UserError
 from coordinate_eval.records import Checkpoint, Record
 
 _MANIFEST = "manifest.json"
-_BEGUN = ".converting"  # has the identity of the checkpoint while it is converted
+_BEGUN = ".converting"  # while a checkpoint is converted: its identity, and the node's boot
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 SPARE_BYTES = 4 * 2**30
 """Room that large weights leave for what processes of engines share: vLLM's queues between eight
@@ -57,6 +59,7 @@ class Manifest(Record):
 
     identity: str = Field(description="of the checkpoint")
     sizes: dict[str, int] = Field(description="bytes by file name")
+    boot: str = Field(default="", description="of the node, in which they were written")
 
 
 class StagedWeights:
@@ -83,6 +86,7 @@ class StagedWeights:
             return (
                 manifest is not None
                 and manifest.identity == identity
+                and manifest.boot in ("", _boot())
                 and all(_files.size(self.folder / n) == s for n, s in manifest.sizes.items())
             )
         return False
@@ -162,11 +166,18 @@ class StagedWeights:
         return node_memory.remove_abandoned(self.user_folder, self._lock_path)
 
 
+def _boot() -> str:
+    """Return the name of this node's boot; empty where it has none."""
+    with contextlib.suppress(OSError):
+        return _BOOT.read_text().strip()
+    return ""
+
+
 def _empty(folder: Path, source: Checkpoint) -> None:
     """Make a folder, with nothing in it but converted files that a killed process left whole."""
-    begun = folder / _BEGUN
+    begun, whose = folder / _BEGUN, f"{source.identity} {_boot()}"
     kept: set[Path] = set()
-    if source.converted and begun.is_file() and begun.read_text() == source.identity:
+    if source.converted and begun.is_file() and begun.read_text() == whose:
         kept = set(folder.glob("*.safetensors"))
     else:
         shutil.rmtree(folder, ignore_errors=True)
@@ -174,7 +185,7 @@ def _empty(folder: Path, source: Checkpoint) -> None:
     for path in set(folder.iterdir()) - kept:
         path.unlink()
     if source.converted:
-        begun.write_text(source.identity)
+        begun.write_text(whose)
 
 
 def _copy_all(
@@ -216,7 +227,8 @@ def _copy_all(
             "submit it again when it is completely saved"
         )
     sizes = {f.name: f.stat().st_size for f in folder.iterdir()}
-    _files.write_record(folder / _MANIFEST, Manifest(identity=source.identity, sizes=sizes))
+    manifest = Manifest(identity=source.identity, sizes=sizes, boot=_boot())
+    _files.write_record(folder / _MANIFEST, manifest)
     return linked
 
 

@@ -26,6 +26,7 @@ _RULE = {"to", "with", "unflatten", "groups", "parts", "into", "transpose", "rot
 _LEAST_RULES = 3  # that match names of a model
 _MOST_RULES = 2_000
 _MOST_LETTERS = 500
+_MOST_STARS = 2  # in a pattern: each more multiplies the ways to match a name
 
 
 class Written(NamedTuple):
@@ -148,6 +149,7 @@ def parse(source: Source, name: str) -> Written:
         raise wrong(tree.at("trainer"), "trainer must be a text")
     models = _texts(tree.get("models", []), tree.at("models"), "models")
     left_out = _texts(tree.get("left_out", []), tree.at("left_out"), "left_out")
+    _check_stars(left_out, tree.at("left_out"))
     rules = _rules(tree.get("names"), tree.at("names"))
     if left_out:
         rules.append(Rule(source=left_out, to=[]))
@@ -189,6 +191,7 @@ def _rule(pattern: str, value: Any, place: Place) -> Rule:  # noqa: ANN401 - a v
         rotary=_texts(value.get("rotary", []), place, "rotary"),
         rows=_text(value.get("rows", ""), place, "rows"),
     )
+    _check_stars(rule.source, place)
     many, more = len(rule.source), len(rule.to)
     if unknown := [text for text in rule.to if "*" in text or _words(text) - _words(*rule.source)]:
         raise wrong(place, f"{brief(unknown[0])} has * or words that {brief(pattern)} has not")
@@ -201,6 +204,11 @@ def _rule(pattern: str, value: Any, place: Place) -> Rule:  # noqa: ANN401 - a v
     if len(rule.rotary) not in (0, 1, more):
         raise wrong(place, f"rotary must be one number of heads, or {more}")
     return rule
+
+
+def _check_stars(sources: Sequence[str], place: Place) -> None:
+    if many := [text for text in sources if text.count("*") > _MOST_STARS]:
+        raise wrong(place, f"{brief(many[0])} has more than {_MOST_STARS} *")
 
 
 def _words(*texts: str) -> set[str]:

@@ -25,6 +25,7 @@ _WRAPPERS = re.compile(
     r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module"
     r"|module)\."
 )
+_MOST_SHARED = 8  # parts of a prefix that all names share
 _MOST = 10**9
 _OPERATIONS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
     ast.Add: operator.add,
@@ -133,7 +134,9 @@ def match(names: Iterable[str], rules: Sequence[Rule]) -> Matched:
     names = list(names)
     short = {name: _WRAPPERS.sub("", name) for name in names}
     found = _match(short, rules)
-    while found.left_over:
+    for _ in range(_MOST_SHARED):
+        if not found.left_over:
+            break
         heads = {each.partition(".")[0] for each in short.values()}
         if len(heads) != 1 or not all("." in each for each in short.values()):
             break
