@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tests import trainers
 from tests.tiny import tiny_model
 from typer.testing import CliRunner
@@ -187,3 +187,23 @@ def test_a_reference_of_another_model_is_refused(
     file = tmp_path / "reference.json"
     file.write_text(json.dumps(reference | change))
     assert words in examine(Asked(model, check_against=file)).why
+
+
+def test_averages_and_adapters_with_a_base_are_shown(model: Path, tmp_path: Path) -> None:
+    average = tmp_path / "average.yaml"
+    average.write_text(f"average: [{model}, {model}]\n")
+    found = examine(Asked(average))
+    assert (found.format, found.usable, found.files) == ("average", True, 2)
+    assert found.config == str(model / "config.json")
+    assert found.tokenizer
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    shapes = {"A": (2, 64), "B": (64, 2)}
+    tensors = {f"{name}.lora_{each}.weight": torch.zeros(shapes[each]) for each in shapes}
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    assert "--base" in examine(Asked(adapter)).why
+    done = CliRunner().invoke(app, ["checkpoint", str(adapter), "--base", str(model), "--json"])
+    assert done.exit_code == 0, done.output

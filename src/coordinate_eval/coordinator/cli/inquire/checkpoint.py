@@ -90,9 +90,14 @@ def examine(asked: Asked) -> _Report:
     except UserError as error:
         report.why = str(error)
     with contextlib.suppress(UserError, OSError):
-        beside, files = checkpoints.find_beside(asked.path, **stand_ins)
+        if found is not None:  # of an average or adapter, they are those of what it is made of
+            files = list(map(Path, found.files))
+            beside = next((file for file in files if file.name == "config.json"), None)
+        else:
+            beside, files = checkpoints.find_beside(asked.path, **stand_ins)
         report.config = str(beside) if beside else None
-        report.tokenizer = [file.name for file in files]
+        names = {file.name for file in files}
+        report.tokenizer = [name for name in checkpoint_files.TOKENIZER_FILES if name in names]
         if beside:
             whole = checkpoint_files.read_json(beside, _MOST_CONFIG_BYTES)
             report.model_type = text_config(whole, beside).kind or None
@@ -100,7 +105,8 @@ def examine(asked: Asked) -> _Report:
     with contextlib.suppress(UserError, OSError):
         if found is not None:
             stored = checkpoints.source(found.model_copy(update={"mapping": None})).tensors
-            weights, report.format = list(map(Path, found.weights)), found.format.value
+            weights = list(map(Path, found.weights or found.all_weights))
+            report.format = found.format.value
         else:
             raw = checkpoints.find(asked.path)
             stored, weights, report.format = raw.source.tensors, list(raw.weights), raw.format.value
