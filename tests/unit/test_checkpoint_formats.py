@@ -9,8 +9,10 @@ import pytest
 from safetensors.numpy import save_file
 from tests.checkpoints import refused, sides
 
+from coordinate_eval.coordinator.inputs.checkpoints import safetensors_file
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
 from coordinate_eval.coordinator.inputs.checkpoints.formats import recognized
+from coordinate_eval.errors import UserError
 
 # What trainers leave in a folder, and words of what is said. A name with a slash is in a folder.
 FORMATS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -188,6 +190,34 @@ def indexed(folder: Path, shards: dict[str, str]) -> Path:
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": shards}))
     return folder
+
+
+@pytest.mark.parametrize(
+    ("shards", "index"),
+    [
+        (("model-1.safetensors", "model-2.safetensors"), "model.safetensors.index.json"),
+        (
+            ("consolidated-1-of-2.safetensors", "consolidated-2-of-2.safetensors"),
+            "consolidated.safetensors.index.json",
+        ),
+    ],
+)
+def test_of_a_tensor_in_two_files_that_of_the_index_counts(
+    tmp_path: Path, shards: tuple[str, str], index: str
+) -> None:
+    files = [tmp_path / name for name in shards]
+    save_file({"a": numpy.zeros(4), "b": numpy.zeros(4)}, files[0])
+    save_file({"a": numpy.ones(4), "c": numpy.ones(4)}, files[1])
+    named = {"a": shards[0], "b": shards[0], "c": shards[1]}
+    (tmp_path / index).write_text(json.dumps({"weight_map": named}))
+    opened = safetensors_file.open_source(files, [tmp_path / index])
+    assert opened.layout("a").boxes[0].file == files[0]
+    (tmp_path / index).write_text(json.dumps({"weight_map": named | {"b": shards[1]}}))
+    with pytest.raises(UserError, match="it is in"):
+        safetensors_file.open_source(files, [tmp_path / index])
+    (tmp_path / index).unlink()
+    with pytest.raises(UserError, match="no index tells"):
+        safetensors_file.open_source(files, [])
 
 
 def test_an_index_of_another_save_is_told_from_a_save_that_goes_on(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.mutations import mutated_bytes
 from tests.random_examples import examples
 
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs.checkpoints import dcp as reader
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
 from coordinate_eval.coordinator.workers.on_node import convert
 from coordinate_eval.errors import UserError
@@ -117,6 +118,18 @@ def test_shards_of_safetensors_without_an_index(tmp_path: Path) -> None:
     refused(tmp_path, "a.weight", "a file of a rank is missing")
 
 
+def test_torch_files_that_trainers_leave_beside_parts_are_no_weights(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "step-1", {"model": state()})
+    torch.save({"a": torch.zeros(3)}, folder / "ema.pt")
+    torch.save({"state": 1}, folder / "train_dataloader_dprank000.pt")
+    assert equal(tensors(folder), state())
+    inside = sides(tmp_path / "checkpoint-1000")
+    dcp.save({"model": state()}, checkpoint_id=inside / "pytorch_model_fsdp_0", no_dist=True)
+    for name in ("sampler.bin", "dl_state_dict.bin", "ema_model.pt"):
+        torch.save({"a": torch.zeros(3)}, inside / name)
+    assert equal(tensors(inside), state())
+
+
 # -- what is not whole ---------------------------------------------------------------------------
 
 
@@ -166,6 +179,8 @@ def test_nothing_in_the_metadata_runs(tmp_path: Path) -> None:
 HOSTILE: dict[str, Callable[[Any, Any], None]] = {
     "elsewhere": lambda info, _: setattr(info, "relative_path", "../../secret"),
     "absolute": lambda info, _: setattr(info, "relative_path", "/etc/passwd"),
+    "in a folder": lambda info, _: setattr(info, "relative_path", "linked/__0_0.distcp"),
+    "not of a rank": lambda info, _: setattr(info, "relative_path", "config.json"),
     "far": lambda info, _: setattr(info, "offset", 1 << 60),
     "negative": lambda info, _: setattr(info, "offset", -4096),
     "longer": lambda info, _: setattr(info, "length", 1 << 62),
@@ -190,6 +205,47 @@ def test_hostile_places_are_refused(tmp_path: Path, kind: str) -> None:
     )
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     refused(folder, str(folder))
+
+
+def nested(levels: int = 60) -> tuple[Any, ...]:
+    """Return tuples that take time to hash or print that doubles at each level."""
+    value: tuple[Any, ...] = ("x",)
+    for _ in range(levels):
+        value = (value, value)
+    return value
+
+
+def deep_name(metadata: Any) -> None:
+    index, info = next(iter(metadata.storage_data.items()))
+    saved = type(index)(index.fqn, index.offset)
+    metadata.storage_data = {saved: info}
+    object.__setattr__(saved, "fqn", nested())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        deep_name,
+        lambda metadata: metadata.planner_data.update({"model.a": ("model", nested())}),
+        lambda metadata: metadata.planner_data.update({"model.a": ("model", "a" * 5000)}),
+        lambda metadata: metadata.planner_data.update({"model.a": ("model", 10**5000)}),
+        lambda metadata: metadata.planner_data.update({"model.a": ("a",) * 100}),
+    ],
+)
+def test_names_that_take_long_are_refused(tmp_path: Path, change: Callable[[Any], None]) -> None:
+    folder = saved(tmp_path / "step-1", {"model": {"a": torch.zeros(6, 4)}})
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    change(metadata)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    refused(folder, ".metadata is damaged", "name")
+
+
+def test_metadata_of_too_many_steps_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved(tmp_path / "step-1", {"model": {"a": torch.zeros(6, 4)}})
+    monkeypatch.setattr(reader, "_MOST_OPCODES", 50)
+    refused(folder, ".metadata holds more than tensors")
 
 
 @pytest.fixture(scope="module")

@@ -117,6 +117,59 @@ def test_files_of_two_steps_are_told_apart(tmp_path: Path, kind: str) -> None:
     refused(folder, "files of two steps", "is of 100", "of 200")
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize(("skipped", "whole"), [(0, False), (9, False), (10, True)])
+def test_optimizers_of_an_earlier_step_are_refused(
+    tmp_path: Path, stage: int, skipped: int, whole: bool
+) -> None:
+    folder = sides(tmp_path)
+    step = rank_checkpoints.deepspeed(folder, tensors(), stage=stage, ranks=2, steps=90)
+    for file in step.glob("*model_states.pt"):
+        content = torch.load(file, weights_only=True)
+        torch.save(content | {"global_steps": 100, "skipped_steps": skipped}, file)
+    if whole:
+        same(folder, tensors())
+    else:
+        refused(folder, "is of step 100", "has made 90", "files of two saves are mixed")
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"shared_params": {"x": ["a.weight"], 3: "a.weight"}},
+        {"buffer_names": [["a"], 3], "shared_params": {3: "a.weight"}},
+    ],
+)
+def test_names_that_are_no_texts_do_not_count(tmp_path: Path, hostile: dict[str, Any]) -> None:
+    folder = sides(tmp_path)
+    step = rank_checkpoints.deepspeed(folder, tensors(), stage=2, ranks=1)
+    (file,) = step.glob("*model_states.pt")
+    torch.save(torch.load(file, weights_only=True) | hostile, file)
+    same(folder, tensors())
+
+
+def test_a_parameter_without_a_name_is_refused(tmp_path: Path) -> None:
+    folder = sides(tmp_path)
+    step = rank_checkpoints.deepspeed(folder, tensors(), stage=2, ranks=1)
+    (file,) = step.glob("*model_states.pt")
+    torch.save(torch.load(file, weights_only=True) | {"param_shapes": [{3: (4,)}]}, file)
+    refused(folder, "3 has no shape")
+
+
+def test_a_backup_beside_the_states_is_no_weights(tmp_path: Path) -> None:
+    folder = sides(tmp_path)
+    step = rank_checkpoints.deepspeed(folder, tensors(), stage=2, ranks=1)
+    torch.save({"x": torch.zeros(3)}, step / "backup.pt")
+    torch.save({"x": torch.zeros(3)}, folder / "ema.pt")
+    same(folder, tensors())
+
+
+def test_a_tracker_names_no_folder_above(tmp_path: Path) -> None:
+    folder = sides(tmp_path)
+    (folder / "latest").write_text("..")
+    refused(folder, "latest names no folder")
+
+
 def test_parts_of_other_sizes_are_refused(tmp_path: Path) -> None:
     folder = sides(tmp_path / "one")
     step = rank_checkpoints.deepspeed(folder, tensors(), stage=2, ranks=2)

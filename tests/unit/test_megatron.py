@@ -10,6 +10,7 @@ import pytest
 from tests import rank_checkpoints, trainers
 from tests.checkpoints import refused
 
+from coordinate_eval.coordinator.inputs.checkpoints import megatron
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect, source
 from coordinate_eval.records import CheckpointFormat
 
@@ -109,6 +110,15 @@ def test_ranks_that_are_missing_are_counted(folder: Path, missing: str) -> None:
     refused(folder, missing, "incomplete")
     shutil.rmtree(step / missing)
     refused(folder, "files of 5 ranks", "2 tensor × 3 pipeline × 1 expert")
+
+
+def test_a_layer_of_a_number_beyond_all_layers_is_no_layer(folder: Path) -> None:
+    (file,) = rank_checkpoints.megatron(folder, whole()).glob("*/model_optim_rng.pt")
+    content = torch.load(file, weights_only=False)
+    name = f"decoder.layers.{'9' * 5000}.weight"
+    content["model"][name] = torch.zeros(2)
+    torch.save(content, file)
+    assert name in megatron.open_source([file], []).tensors
 
 
 def test_files_of_two_steps_are_told_apart(folder: Path, tmp_path: Path) -> None:

@@ -178,6 +178,13 @@ def test_an_adapter_is_that_of_another_base(adapter: Path, tmp_path: Path) -> No
         inspect(adapter, base=other)
 
 
+def test_a_head_that_a_trainer_saved_beside_is_no_model(adapter: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(adapter, adapter.parent / "with-head")
+    torch.save({"v": torch.zeros(3)}, folder / "value_head.bin")
+    torch.save({"v": torch.zeros(3)}, folder / "head.pt")
+    assert inspect(folder).format is CheckpointFormat.ADAPTER
+
+
 def test_an_adapter_that_is_being_written_is_not_whole(adapter: Path, tmp_path: Path) -> None:
     copy = tmp_path / "adapter"
     shutil.copytree(adapter, copy)

@@ -50,6 +50,15 @@ def test_parts_that_are_not_the_tensor_are_refused(
         Stored({"w": Layout("float32", (4,), boxes)})
 
 
+def test_parts_that_cross_are_told_from_a_whole_tensor(tmp_path: Path) -> None:
+    columns = tuple(Box(tmp_path / "f", 0, (2, 1), (1, 1), (0, n)) for n in range(2000))
+    Stored({"w": Layout("float32", (2, 2000), columns)})
+
+    twice = (*columns[:-1], columns[7])  # as many elements, one part twice
+    with pytest.raises(UserError, match="or some twice"):
+        Stored({"w": Layout("float32", (2, 2000), twice)})
+
+
 def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(8))

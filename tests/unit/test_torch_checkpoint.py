@@ -1,6 +1,7 @@
 """Files of `torch.save` are described from their pickles, of which nothing is run."""
 
 import collections
+import json
 import os
 import pickle
 import zipfile
@@ -69,6 +70,33 @@ def test_ignores_what_trainers_leave_and_asks_when_unsure(state: Path) -> None:
     assert inspect(state).weights == [str(state / "model.pt")]
     (state / "ema.pt").write_bytes(b"")
     refused(state, "'ema.pt'", "'model.pt'")
+
+
+def shards(folder: Path, count: int, value: float) -> dict[str, str]:
+    names = [f"pytorch_model-{n + 1:05}-of-{count:05}.bin" for n in range(count)]
+    for n, name in enumerate(names):
+        torch.save({f"w{n}": torch.full((4,), value)}, folder / name)
+    return {f"w{n}": name for n, name in enumerate(names)}
+
+
+def test_shards_that_the_index_names_count_and_without_it_one_save(tmp_path: Path) -> None:
+    folder = sides(tmp_path)
+    shards(folder, 2, 1.0)
+    assert inspect(folder).parameters == 8
+    new = shards(folder, 3, 2.0)
+    refused(folder, "of several saves", "-of-00002.bin", "-of-00003.bin")
+    index = folder / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": new}))
+    assert inspect(folder).weights == [str(folder / name) for name in new.values()]
+    torch.save({"w0": torch.zeros(4)}, folder / "pytorch_model.bin")
+    refused(folder, "of several saves", "pytorch_model.bin")
+    index.unlink()
+    for old in folder.glob("*-of-00002.bin"):
+        old.unlink()
+    refused(folder, "of several saves", "'pytorch_model.bin'", "-of-00003.bin")
+    (folder / "pytorch_model.bin").unlink()
+    index.write_text(json.dumps({"weight_map": new | {"x": "gone.bin"}}))
+    refused(folder, "incomplete", "gone.bin")
 
 
 def test_parts_of_ranks_in_a_file_are_refused_with_a_way_out(tmp_path: Path) -> None:

@@ -85,7 +85,10 @@ _READERS: Final[Mapping[CheckpointFormat, Reader]] = {
     CheckpointFormat.DCP: dcp,
     CheckpointFormat.DEEPSPEED: deepspeed_zero,
 }
-"""The formats that are read. The first that finds weights counts."""
+"""The formats that are read. The first that finds weights counts.
+
+A torch file of any other name than a model's comes last: it may be what a trainer saved besides.
+"""
 
 
 def inspect(
@@ -492,8 +495,9 @@ def _find_weights(place: Path) -> tuple[list[Path], CheckpointFormat, list[Path]
         inside = sorted(entry.name for entry in last.iterdir())
         inner, told = formats.recognized(last, inside)
         found = _found(last, inside, told) or found
+        found = found or _lone(place, names, parts) or _lone(last, inside, told)
         words, parts = inner or words, parts | told
-    if found:
+    if found := found or _lone(place, names, parts):
         return found
     if last and not last.is_dir():
         raise UserError(
@@ -518,6 +522,13 @@ def _found(
             weights, extra = found
             return weights, kind, extra
     return None
+
+
+def _lone(
+    place: Path, names: Sequence[str], parts: Collection[str]
+) -> tuple[list[Path], CheckpointFormat, list[Path]] | None:
+    found = torch_file.lone(place, names, parts)
+    return (found, CheckpointFormat.TORCH, []) if found else None
 
 
 def _is_hull(weights: Sequence[Path], kind: CheckpointFormat, extra: Sequence[Path]) -> bool:

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -41,8 +41,12 @@ FOLDERS: Final = re.compile(r"pytorch_model_fsdp_0|model_and_optim|model|dcp|sha
 _SHARD = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
 _OF_OPTIMIZERS = ("optimizer.", "chained_")  # names in Megatron's, which has no nested dicts
 _SHARDING = "DCP_SHARDING_INFO"  # torch/distributed/checkpoint/_hf_utils.py
-_MOST_METADATA_BYTES = 256 << 20
+_MOST_METADATA_BYTES = 64 << 20
+_MOST_OPCODES = 8_000_000  # 110,000 parts of tensors; what they make takes up to a GiB
+_MOST_PARTS, _MOST_TENSORS = 1_000_000, 500_000
+_MOST_NAME_CHARACTERS, _MOST_KEYS = 1024, 64  # of a tensor, and of the dicts that it was in
 _MOST_DIMENSIONS, _MOST_SIZE = 64, 1 << 60  # of a tensor
+_SUFFIXES = (".distcp", ".safetensors")
 _PACKAGE = "torch.distributed.checkpoint"
 _CLASSES = {
     *(
@@ -91,7 +95,7 @@ class _Saved(NamedTuple):
     tensors: dict[str, Layout]
     """By name; the places of their parts are not known yet."""
     parts: dict[_Place, _Part]
-    paths: Mapping[str, object]
+    paths: Mapping[str, Sequence[str]]
     """The keys of nested dicts that each name is made of."""
 
 
@@ -120,7 +124,7 @@ def find(
 
 
 def _files(folder: Path, names: Sequence[str]) -> list[Path]:
-    parts = [folder / name for name in names if name.endswith((".distcp", ".safetensors"))]
+    parts = [folder / name for name in names if name.endswith(_SUFFIXES)]
     return [folder / METADATA, *parts]
 
 
@@ -153,8 +157,7 @@ def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
     tree: dict[str, Any] = {}
     prefixed = not saved.paths and any(name.startswith("optim") for name in saved.tensors)
     for name in saved.tensors:
-        path = saved.paths.get(name)
-        keys = [str(key) for key in path] if isinstance(path, tuple) and path else [name]
+        keys = saved.paths.get(name) or [name]
         if len(keys) == 1 and name.startswith(_OF_OPTIMIZERS):
             continue
         _insert(tree, name.split(".", 1) if prefixed else keys, _Name(name))
@@ -164,7 +167,7 @@ def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
         raise UserError(f"{metadata} has tensors that differ only in the names of wrappers")
     folder = metadata.parent
     layouts = {own[n]: _placed(folder, name, saved) for n, name in found.items()}
-    _check_files(folder, layouts.values())
+    _check_files(folder, layouts.values(), {file.name for file in weights})
     return Stored(layouts)
 
 
@@ -199,8 +202,8 @@ def _placed(folder: Path, name: str, saved: _Saved) -> Layout:
     return dataclasses.replace(layout, boxes=tuple(boxes))
 
 
-def _check_files(folder: Path, layouts: Collection[Layout]) -> None:
-    """Check that files of ranks are there, and as long as the metadata says.
+def _check_files(folder: Path, layouts: Collection[Layout], listed: Container[str]) -> None:
+    """Check that files of ranks are among those listed, and as long as the metadata says.
 
     Raises:
         UserError: They are not.
@@ -209,7 +212,7 @@ def _check_files(folder: Path, layouts: Collection[Layout]) -> None:
     for layout in layouts:
         for box in layout.boxes:
             ends[box.file] = max(ends.get(box.file, 0), box.at + box.length)
-    missing = sorted(file.name for file in ends if not file.is_file())
+    missing = sorted(file.name for file in ends if file.name not in listed or not file.is_file())
     if missing:
         raise UserError(
             f"checkpoint {folder} is incomplete: {len(missing)} of "
@@ -250,25 +253,65 @@ def _read(path: Path) -> _Saved:
     with checkpoint_files.opened(path, weights=True) as opened:
         content = opened.read(_MOST_METADATA_BYTES + 1) or b""
     checkpoint_files.check_size(path, len(content), _MOST_METADATA_BYTES)
-    # However many ranks there are: each step takes a byte.
-    top = torch_pickle.walk(content, path, _CLASSES, most_opcodes=len(content) + 1)
+    top = torch_pickle.walk(content, path, _CLASSES, most_opcodes=_MOST_OPCODES)
     try:
         fields = _fields(top, "Metadata")
-        tensors = {
-            name: _tensor(path.parent, described)
-            for name, described in fields["state_dict_metadata"].items()
-            if isinstance(name, str)
-            and isinstance(described, Object)
-            and described.kind == "TensorStorageMetadata"
-        }
+        tensors = _tensors(path.parent, fields["state_dict_metadata"])
         parts = dict(_parts(path, fields["storage_data"].objects))
-        paths = fields.get("planner_data")
+        paths = _paths(fields.get("planner_data"), tensors)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(
             f"{path} is damaged: it does not describe a checkpoint ({brief(error)}). If it is "
             "being written, try again afterwards"
         ) from error
-    return _Saved(tensors, parts, paths if isinstance(paths, dict) else {})
+    return _Saved(tensors, parts, paths)
+
+
+def _tensors(folder: Path, described: Mapping[Any, Any]) -> dict[str, Layout]:
+    """Return the tensors by name, with parts whose places are not known yet.
+
+    Raises:
+        ValueError: They are no tensors, or more than any checkpoint has.
+    """
+    tensors: dict[str, Layout] = {}
+    left = _MOST_PARTS  # one list of parts may be named again and again
+    for name, each in described.items():
+        if isinstance(each, Object) and each.kind == "TensorStorageMetadata":
+            left -= 1 + len(_fields(each, each.kind)["chunks"])
+            if left < 0 or len(tensors) >= _MOST_TENSORS:
+                raise ValueError("too many parts of tensors")
+            tensors[_short(name)] = _tensor(folder, each)
+    return tensors
+
+
+def _paths(planned: object, names: Collection[str]) -> dict[str, Sequence[str]]:
+    """Return the keys of nested dicts that names are made of, as far as they are told.
+
+    Raises:
+        ValueError: They are no keys, or too long.
+    """
+    paths: dict[str, Sequence[str]] = {}
+    told = planned if isinstance(planned, dict) else {}
+    for name in names:
+        path = told.get(name)
+        if isinstance(path, tuple) and path:
+            if len(path) > _MOST_KEYS:
+                raise ValueError("a name of too many parts")
+            keys = [_short(str(key) if type(key) is int else key) for key in path]
+            _short(".".join(keys))
+            paths[name] = keys
+    return paths
+
+
+def _short(name: object) -> str:
+    """Return a name.
+
+    Raises:
+        ValueError: It is none, or too long.
+    """
+    if not isinstance(name, str) or len(name) > _MOST_NAME_CHARACTERS:
+        raise ValueError("a name that is no text, or too long")
+    return name
 
 
 def _fields(found: object, kind: str) -> dict[str, Any]:
@@ -307,17 +350,20 @@ def _parts(path: Path, pairs: Sequence[tuple[Object, Any]]) -> Iterator[tuple[_P
     for key, value in pairs:
         index, info = _fields(key, "MetadataIndex"), _fields(value, "_StorageInfo")
         name, at, length = info["relative_path"], info["offset"], info["length"]
-        if not isinstance(name, str) or Path(name).is_absolute() or ".." in Path(name).parts:
-            raise ValueError("a file outside the folder")
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(_SUFFIXES):
+            raise ValueError("a file that is none of a rank in the folder")
         if type(at) is not int or type(length) is not int or min(at, length) < 0:
             raise ValueError("a place that is no number")
-        if transforms := info.get("transform_descriptors"):
+        if info.get("transform_descriptors"):
             raise UserError(
-                f"{path}: parts in {brief(name)} are transformed ({brief(transforms)}), and such "
+                f"{path}: parts in {brief(name)} are transformed, such as compressed, and such "
                 "parts are not read. Save the checkpoint without extensions of the writer"
             )
         offset = index.get("offset")
-        yield (index["fqn"], () if offset is None else _sizes(offset)), _Part(name, at, length)
+        yield (
+            (_short(index["fqn"]), () if offset is None else _sizes(offset)),
+            _Part(name, at, length),
+        )
 
 
 def _of_shards(weights: Sequence[Path]) -> Stored:

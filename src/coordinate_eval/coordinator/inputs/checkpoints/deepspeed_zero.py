@@ -86,16 +86,21 @@ def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
     if not optimizers:
         return Stored(_untouched(model))
     rank_files.check_one_save((file.path, _step(file)) for _, file in optimizers)
+    _check_steps(model, optimizers[0].file)
     _check_all(optimizers)
     states = [file for _, file in optimizers]
-    named = model.get("buffer_names", list)
+    named = {name for name in model.get("buffer_names", list) if isinstance(name, str)}
     module = model.get("module", dict)
     layouts = {n: model.layout(n, tensor) for n, tensor in module.items() if n in named}
     layouts |= _frozen([file for _, file in models])
     trained = _zero_3 if _OF_ZERO_3 in states[0].content else _zero_2
     layouts |= trained(_groups(model), states)
     shared = model.get("shared_params", dict)
-    layouts |= {name: layouts[other] for name, other in shared.items() if other in layouts}
+    layouts |= {
+        name: layouts[other]
+        for name, other in shared.items()
+        if isinstance(name, str) and isinstance(other, str) and other in layouts
+    }
     return Stored(layouts)
 
 
@@ -135,6 +140,25 @@ def _step(file: RankFile) -> int | None:
         if type(step) is int:
             return step
     return None
+
+
+def _check_steps(model: RankFile, optimizer: RankFile) -> None:
+    """Check that an optimizer has made the model's steps, save those that float16 skipped.
+
+    Raises:
+        UserError: It has made fewer.
+    """
+    made, steps = _step(optimizer), model.content.get("global_steps")
+    skipped = model.content.get("skipped_steps")
+    if made is None or type(steps) is not int:
+        return
+    if made + (skipped if type(skipped) is int else 0) < steps:
+        raise UserError(
+            f"{model.path} is of step {steps:,}, and the optimizer in {optimizer.path}, which has "
+            f"the weights, has made {made:,}: files of two saves are mixed. Give another step. If "
+            "training went on with a new optimizer, join the ranks with DeepSpeed's "
+            "zero_to_fp32.py, and give the folder that it writes"
+        )
 
 
 def _check_all(optimizers: Sequence[_Rank]) -> None:
@@ -212,9 +236,10 @@ def _groups(model: RankFile) -> list[Shapes]:
     return [{n: _shape(model, n, shape) for n, shape in group.items()} for group in groups]
 
 
-def _shape(model: RankFile, name: str, shape: object) -> tuple[int, ...]:
-    if isinstance(shape, tuple) and all(type(n) is int and 0 <= n < _MOST for n in shape):
-        return shape
+def _shape(model: RankFile, name: object, shape: object) -> tuple[int, ...]:
+    sizes = shape if isinstance(shape, tuple) else (-1,)
+    if isinstance(name, str) and all(type(n) is int and 0 <= n < _MOST for n in sizes):
+        return sizes
     raise UserError(f"{model.path} is not what its name says: {brief(name)} has no shape")
 
 

@@ -184,7 +184,7 @@ def last(place: Path, names: Sequence[str]) -> Path | None:
             name = f"iter_{int(name):07}"
         if not name:
             continue
-        if name != Path(name).name or not name.isprintable():
+        if name != Path(name).name or name == ".." or not name.isprintable():
             raise UserError(f"{place / tracker} names no folder: it holds {brief(repr(name))}")
         return place / name
     steps = [name for name in names if _STEP.fullmatch(name)]

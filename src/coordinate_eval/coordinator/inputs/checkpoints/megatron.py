@@ -30,9 +30,11 @@ _COMMON = "common.pt"
 _INSIDE = "weights"  # a folder of NeMo 2
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 _RANK = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?")
-_CHUNK = re.compile(r"model(\d*)")
-_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.*)", re.DOTALL)
-_EXPERT = re.compile(r"(.*\.experts\.(?:local_experts\.|linear_fc[12]\.(?:weight|bias)))(\d+)(.*)")
+_CHUNK = re.compile(r"model(\d{0,6})")
+_LAYER = re.compile(r"decoder\.layers\.(\d{1,6})\.(.*)", re.DOTALL)
+_EXPERT = re.compile(
+    r"(.*\.experts\.(?:local_experts\.|linear_fc[12]\.(?:weight|bias)))(\d{1,6})(?!\d)(.*)"
+)
 _LEAST_VERSION = 2  # before, queries, keys and values of a rank lie in another order
 _MOST_DEPTH = 8  # of nested dicts
 

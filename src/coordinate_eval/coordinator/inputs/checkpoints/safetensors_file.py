@@ -78,17 +78,32 @@ def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
     """
     layouts: dict[str, Layout] = {}
     held: dict[str, list[str]] = {}
+    index = _index(weights, files)
+    mapping = weight_map(index) if index else {}
     for file in weights:
-        found = read(file)
-        for name in found:
+        for name, layout in read(file).items():
             held.setdefault(name, []).append(file.name)
-        layouts.update(found)
+            if name not in layouts or mapping.get(name) == file.name:
+                layouts[name] = layout
         if len(held) > _MOST_TENSORS:
             raise UserError(f"{file.parent} has more than {_MOST_TENSORS:,} tensors")
-    for index in files:
-        if index.name == INDEX:
-            check_index(index, held)
+    if index:
+        check_index(index, held)
+    for name, there in held.items():
+        if len(there) > 1 and mapping.get(name) not in there:
+            raise UserError(
+                f"{weights[0].parent} has {brief(name)} in {brief(there[0])} and in "
+                f"{brief(there[1])}, and no index tells which counts. Save it again"
+            )
     return Stored(layouts)
+
+
+def _index(weights: Sequence[Path], files: Sequence[Path]) -> Path | None:
+    """Return the index of files; that in Mistral's own format is none of those for engines."""
+    own = weights[0].parent / _CONSOLIDATED_INDEX
+    if _CONSOLIDATED.fullmatch(weights[0].name):
+        return own if own.is_file() else None
+    return next((file for file in files if file.name == INDEX), None)
 
 
 def read(file: Path) -> dict[str, Layout]:

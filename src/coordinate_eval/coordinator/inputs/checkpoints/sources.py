@@ -5,8 +5,10 @@ when it is asked for. Sources are made of sources: renamed ones, an adapter merg
 average of several.
 """
 
+import itertools
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -20,6 +22,7 @@ from coordinate_eval.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+_MOST_CUT = 4  # dimensions in which a tensor is cut into parts
 _READ_BYTES = 64 << 20  # of one call: storage on a network is fastest with large ones
 
 
@@ -246,7 +249,7 @@ def _check_cover(name: str, layout: Layout) -> None:
         ):
             raise UserError(f"{box.file}: a part of {name} lies outside its shape {list(shape)}")
         elements += math.prod(box.shape)
-    if elements != math.prod(shape) or _overlap(boxes):
+    if not _covers(boxes, shape):
         where = boxes[0].file.parent if boxes else "a checkpoint"
         raise UserError(
             f"{where}: the parts of {name} hold {elements:,} elements of {math.prod(shape):,}, or "
@@ -255,21 +258,31 @@ def _check_cover(name: str, layout: Layout) -> None:
         )
 
 
-def _overlap(boxes: Sequence[Box]) -> bool:
-    """Return whether two parts share an element."""
-    ordered = sorted(boxes, key=lambda box: box.begin)
-    for place, box in enumerate(ordered):
-        for other in ordered[place + 1 :]:
-            if other.begin and other.begin[0] >= box.begin[0] + box.shape[0]:
-                break  # so do all that follow
-            if all(
-                first < second + length and second < first + extent
-                for first, extent, second, length in zip(
-                    box.begin, box.shape, other.begin, other.shape, strict=True
-                )
-            ):
-                return True
-    return False
+def _covers(boxes: Sequence[Box], shape: Sequence[int]) -> bool:
+    """Return whether parts have each element of a tensor once.
+
+    They do if their corners, with alternating signs, add up to those of the tensor.
+    """
+    if not boxes:
+        return 0 in shape
+    cut = [
+        place for place, size in enumerate(shape) if any(box.shape[place] != size for box in boxes)
+    ]
+    if len(cut) > _MOST_CUT:
+        return False
+    corners: Counter[tuple[int, ...]] = Counter()
+    for box in boxes:
+        _add_corners(corners, [(box.begin[n], box.begin[n] + box.shape[n]) for n in cut], 1)
+    _add_corners(corners, [(0, shape[n]) for n in cut], -1)
+    return not any(corners.values())
+
+
+def _add_corners(
+    corners: Counter[tuple[int, ...]], sides: Sequence[tuple[int, int]], sign: int
+) -> None:
+    for corner in itertools.product((0, 1), repeat=len(sides)):
+        at = tuple(side[end] for side, end in zip(sides, corner, strict=True))
+        corners[at] += -sign if sum(corner) % 2 else sign
 
 
 def _fill(target: "torch.Tensor", box: Box) -> None:

@@ -16,7 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from coordinate_eval import _format
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, torch_pickle
+from coordinate_eval.coordinator.inputs.checkpoints import (
+    checkpoint_files,
+    safetensors_file,
+    torch_pickle,
+)
 from coordinate_eval.coordinator.inputs.checkpoints.sources import Box, Layout, Stored
 from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import (
     HOW_TO_SAVE,
@@ -31,10 +35,12 @@ _SUFFIXES = {".pt", ".pth", ".bin", ".ckpt"}
 # Files that trainers write beside the weights.
 _TRAINER_FILES = (
     "optimizer", "scheduler", "scaler", "rng_state", "random_states", "training_args", "meta.pt",
-    "trainer_state", "train_state",
+    "trainer_state", "train_state", "sampler", "dl_state_dict", "train_dataloader", "value_head",
 )  # fmt: skip
 _SHARD = re.compile(r"(.*?)(\d+)-of-(\d+)(\.\w+)")
 _MOST_SHARDS = 10_000
+_WHOLE = re.compile(r"pytorch_model.*\.bin")
+_INDEX, _SINGLE = "pytorch_model.bin.index.json", "pytorch_model.bin"
 _STATE_KEYS = ("model_state_dict", "state_dict", "model", "module", "app", "state")
 # Beginnings of the keys of what else trainers save.
 _OTHER_KEYS = ("optim", "lr_", "sched", "scaler", "rng", "ema", "train", "data", "loss", "metric")
@@ -78,15 +84,64 @@ def candidates(place: Path, names: Sequence[str], parts: Collection[str]) -> lis
 def find(
     place: Path, names: Sequence[str], parts: Collection[str]
 ) -> tuple[list[Path], list[Path]] | None:
-    """Return the file itself, the only file of a folder that may hold the weights, or its shards.
+    """Return the file itself, or a folder's `pytorch_model.bin` or the shards of such a file.
 
     Raises:
-        UserError: Shards are missing.
+        UserError: Shards are missing, or it cannot be told which of several saves counts.
     """
     files = candidates(place, names, parts)
-    if shards := next(filter(None, map(_shards, files)), None):
-        return shards, []
-    return (files, []) if len(files) == 1 else None
+    if place.is_dir():
+        files = [file for file in files if _WHOLE.fullmatch(file.name)]
+        if _INDEX in names and len(files) > 1:
+            if place / _SINGLE in files:
+                raise _mixed(place, [_SINGLE, _INDEX])
+            return _indexed(place / _INDEX), []
+    found = _chosen(files)
+    return (found, []) if found else None
+
+
+def lone(place: Path, names: Sequence[str], parts: Collection[str]) -> list[Path] | None:
+    """Return the only file of a folder that may hold the weights, of whatever name, or its shards.
+
+    Raises:
+        UserError: As for `find`.
+    """
+    return _chosen(candidates(place, names, parts))
+
+
+def _chosen(files: Sequence[Path]) -> list[Path] | None:
+    """Return the only one of files, or the shards among them."""
+    sets: dict[tuple[str, ...], list[Path]] = {}
+    for file in files:
+        match = _SHARD.fullmatch(file.name)
+        if match and (shards := _shards(file)):
+            sets[match[1], match[3], match[4]] = shards
+    found = list(sets.values())
+    single = [file for file in files if file.name == _SINGLE]
+    if len(found) > 1 or (found and single):
+        raise _mixed(
+            files[0].parent, [*(each[0].name for each in found), *(each.name for each in single)]
+        )
+    return found[0] if found else list(files) if len(files) == 1 else None
+
+
+def _mixed(folder: Path, names: Sequence[str]) -> UserError:
+    return UserError(
+        f"checkpoint {folder} has the files of several saves ({', '.join(map(repr, names[:8]))}), "
+        "and it cannot be told which counts. Remove those of the others"
+    )
+
+
+def _indexed(index: Path) -> list[Path]:
+    """Return the shards that an index names.
+
+    Raises:
+        UserError: It is no index, or one is missing.
+    """
+    names = sorted(set(safetensors_file.weight_map(index).values()))
+    found = [index.parent / name for name in names]
+    _check_there(found)
+    return found
 
 
 def _shards(file: Path) -> list[Path] | None:
@@ -103,13 +158,18 @@ def _shards(file: Path) -> list[Path] | None:
         for number in range(1, int(match[3]) + 1)
     )
     found = [file.parent / name for name in names]
-    missing = [each.name for each in found if not each.is_file()]
+    _check_there(found)
+    return found
+
+
+def _check_there(shards: Sequence[Path]) -> None:
+    missing = [each.name for each in shards if not each.is_file()]
     if missing:
         raise UserError(
-            f"checkpoint {file.parent} is incomplete: {len(missing)} of {len(found)} shards are "
-            f"missing, such as {missing[0]}. If it is being written, try again afterwards"
+            f"checkpoint {shards[0].parent} is incomplete: {len(missing)} of {len(shards)} shards "
+            f"are missing, such as {_format.brief(missing[0])}. If it is being written, try again "
+            "afterwards"
         )
-    return found
 
 
 def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:

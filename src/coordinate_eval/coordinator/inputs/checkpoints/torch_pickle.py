@@ -98,7 +98,7 @@ TRAINERS: Final = frozenset(
         ("torch.torch_version", "TorchVersion"),
         ("torch.serialization", "_get_layout"),
         ("omegaconf.dictconfig", "DictConfig"),
-        ("omegaconf.listconfig", "list[Any]Config"),
+        ("omegaconf.listconfig", "ListConfig"),
         ("omegaconf.base", "ContainerMetadata Metadata"),
         ("omegaconf.nodes", "AnyNode"),
         ("typing", "Any"),
@@ -160,13 +160,14 @@ class Object:
 class _Dict(dict[str | int, Any]):
     """A dict of what has a text or a number as its key."""
 
-    others = 0
-    """How many keys are neither."""
+    __slots__ = ("objects", "others")  # a pickle can have a dict in each byte
 
     def __init__(self) -> None:
         super().__init__()
-        self.objects: list[tuple[Object, Any]] = []
+        self.objects: list[tuple[Object, Any]] | tuple[()] = ()
         """Keys that are objects, and their values."""
+        self.others = 0
+        """How many keys are neither."""
 
 
 @dataclass(frozen=True)
@@ -360,6 +361,8 @@ class _Machine:
             if isinstance(key, str) or (type(key) is int and abs(key) < _MOST_KEY):
                 target[key] = value
             elif isinstance(key, Object):
+                if isinstance(target.objects, tuple):
+                    target.objects = []
                 target.objects.append((key, value))
             else:
                 target.others += 1
