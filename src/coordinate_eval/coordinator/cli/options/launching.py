@@ -83,10 +83,10 @@ Step = Annotated[
     ),
 ]
 ModelConfig = Annotated[
-    Path | None, option(WHAT, "FILE", "The config.json of a .pt checkpoint.", "--config")
+    Path | None, option(WHAT, "FILE", "The config.json, in place of the checkpoint's.", "--config")
 ]
 Tokenizer = Annotated[
-    Path | None, option(WHAT, "DIR", "The folder of a .pt checkpoint's tokenizer.")
+    Path | None, option(WHAT, "DIR", "The folder of the tokenizer, in place of the checkpoint's.")
 ]
 Mapping = Annotated[
     Path | None,

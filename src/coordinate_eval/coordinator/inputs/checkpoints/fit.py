@@ -183,7 +183,8 @@ def _check_embedding(model: _Model) -> None:
         raise model.refuse(
             f"it has no embedding ({_EMBEDDINGS[0]} or alike), only tensors such as "
             f"{brief(next(iter(model.tensors)))}",
-            "Its names are not those of Hugging Face's model: convert it first",
+            "Its names are not those of Hugging Face's model, nor of a trainer that is known here: "
+            "give a mapping of them with --mapping FILE, or convert it first",
         )
     rows = model.config.number("vocab_size", most=10**9)
     columns = model.config.number("word_embed_proj_dim", "embedding_size", *WIDTHS)
@@ -232,7 +233,8 @@ def _check_layers(model: _Model, layers: Mapping[str, Mapping[int, dict[str, Ten
         raise model.refuse(
             f"a layer has tensors such as {brief(max(stacks[0][0], key=len))}, and none that a "
             f"model of type {model.config.kind} has in Hugging Face's format",
-            "These are names of the trainer: convert it with the trainer's converter first",
+            "These are names of the trainer: give a mapping of them with --mapping FILE, or "
+            "convert it with the trainer's converter first",
         )
     faults = [_fault(model, stack) for stack in stacks]
     if all(faults):
