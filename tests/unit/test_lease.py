@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.decisions import DIR, NODES, facts, make_run, submitted, tasks
+from tests.plans import CHECKPOINT
 from tests.tiny import tiny_model
 
 from coordinate_eval.clusters.protocol import State
@@ -195,3 +196,10 @@ def test_without_weights_on_any_node_the_run_ends_at_once() -> None:
     for run, known in ((RUN, planned), (make_run(shards=[]), building)):
         (end,) = (a for a in decide(run, DIR, known) if isinstance(a, d.Finish))
         assert "checkpoint /ckpt was deleted before its weights were on every node" in end.why
+
+
+def test_a_lease_stays_when_training_deletes_the_folder_of_a_step() -> None:
+    checkpoint = CHECKPOINT.model_copy(update={"path": "/ckpts/run-1/iter_1000/hf"})
+    run = make_run(checkpoint=checkpoint)
+
+    assert run.lease.parent.parent == Path("/ckpts/run-1")

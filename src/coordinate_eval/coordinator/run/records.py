@@ -9,6 +9,7 @@ from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Job, JobLimits
+from coordinate_eval.coordinator.inputs.checkpoints.saved import training_of
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import RecordError
@@ -131,8 +132,11 @@ class Run(Planned):
 
     @property
     def lease(self) -> Path:
-        """Return the folder of the run's lease on its checkpoint: see `lease.py`."""
-        folder = Path(self.checkpoint.path).parent / f".coordinate-eval-{os.geteuid()}"
+        """Return the folder of the run's lease on its checkpoint: see `lease.py`.
+
+        It is in the folder that training fills, and not in one that training deletes with a step.
+        """
+        folder = Path(training_of(self.checkpoint.path), f".coordinate-eval-{os.geteuid()}")
         return folder / f"{self.id}-{self.nonce}"
 
     @property
