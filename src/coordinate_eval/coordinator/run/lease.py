@@ -1,11 +1,11 @@
 """The lease of a run: hard links to its checkpoint's files, which stay when training deletes it.
 
 `.coordinate-eval-<uid>/<run>-<nonce>/`, in the folder that training fills, has each file under its
-whole path in `files/`, leads to the run directory with its link `run`, and names in `host` the machine that
-made it. It appears in one rename, copies nothing, and follows no link. Files of others are not
-linked: `fs.protected_hardlinks` forbids that on most machines, and whoever owns a file may want it
-deleted. Nor are files in a folder of others: `checkpoint_files` reads no file there that has a
-second name.
+whole path in `files/`, leads to the run directory with its link `run`, and names in `host` the
+machine that made it. It appears in one rename, copies nothing, and follows no link. Files of others
+are not linked: `fs.protected_hardlinks` forbids that on most machines, and whoever owns a file may
+want it deleted. Nor are files in a folder of others: `checkpoint_files` reads no file there that
+has a second name.
 
 Whoever ends a run removes its lease. What a killed process left is removed by whoever takes the
 next lease beside it, and by `prune`.

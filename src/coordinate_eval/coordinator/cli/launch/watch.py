@@ -299,10 +299,10 @@ class Watch:
         except ClusterError:  # it would be so for the others, too
             each.error = "the scheduler refused it, or did not answer"
             raise
-        except Unfinished:
-            each.state = "being written"
-            return False
         except CoordinateError as error:
+            if isinstance(error, Unfinished) and self.quiet_seconds:
+                each.state = "being written"
+                return False
             if each.saved.there():  # it may have been removed meanwhile
                 each.state, each.error = "refused", str(error)
                 if not self.dry:  # only tries to start it count
