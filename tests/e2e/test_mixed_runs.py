@@ -91,6 +91,6 @@ def test_an_average_scores_as_one_made_by_hand_also_if_its_keeper_is_killed(
     listed = json.loads(user.call("scores", run, "--json").stdout)
     row = next(row for row in listed["rows"] if row["dir"] == str(run))
     assert row["step"] == 1000
-    assert row["checkpoint"].endswith("average of 3: step-800…step-1000")
+    assert "average of 3: step-800…step-1000 (" in row["checkpoint"]
     shown = user.call(*asked(user, "--average", *steps, "--weights", 1, 1, 2), "--dry-run").stdout
     assert "0.5 × " in shown

@@ -1,6 +1,5 @@
 """Tensors that are not an architecture's are told, and numbers that are not finite counted."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,8 @@ from coordinate_eval.coordinator.inputs.checkpoints.sources import Stored, Tenso
 from coordinate_eval.errors import WeightsRefused
 
 
-def architecture(folder: Path, kind: str, **other: Any) -> Architecture | None:
-    file = folder / "config.json"
-    file.write_text(json.dumps({**trainers.CONFIGS[kind], "model_type": kind, **other}))
-    return guard.architecture(file)
+def architecture(kind: str, **other: Any) -> Architecture | None:
+    return guard.architecture({**trainers.CONFIGS[kind], "model_type": kind, **other})
 
 
 def described(state: Mapping[str, torch.Tensor]) -> dict[str, Tensor]:
@@ -33,14 +30,14 @@ def stored(state: Mapping[str, torch.Tensor], folder: Path) -> Stored:
 
 
 @pytest.mark.parametrize("kind", trainers.CONFIGS)
-def test_what_transformers_saves_is_the_architecture(kind: str, tmp_path: Path) -> None:
-    wanted = architecture(tmp_path, kind)
+def test_what_transformers_saves_is_the_architecture(kind: str) -> None:
+    wanted = architecture(kind)
     assert wanted is not None
     assert not guard.compare(described(trainers.weights(kind)), wanted, mapped=True).words()
 
 
-def test_a_missing_an_unknown_and_a_larger_tensor_are_told(tmp_path: Path) -> None:
-    wanted = architecture(tmp_path, "llama")
+def test_a_missing_an_unknown_and_a_larger_tensor_are_told() -> None:
+    wanted = architecture("llama")
     assert wanted is not None
     tensors = described(trainers.weights("llama"))
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = Tensor("float32", (4,))
@@ -56,8 +53,8 @@ def test_a_missing_an_unknown_and_a_larger_tensor_are_told(tmp_path: Path) -> No
     assert "model.layers.1.mlp.gate_proj.weight: [40, 32], and [48, 32] by the config" in words
 
 
-def test_a_tied_output_layer_may_lack_and_may_be_there(tmp_path: Path) -> None:
-    wanted = architecture(tmp_path, "llama", tie_word_embeddings=True)
+def test_a_tied_output_layer_may_lack_and_may_be_there() -> None:
+    wanted = architecture("llama", tie_word_embeddings=True)
     assert wanted is not None
     tensors = described(trainers.weights("llama"))
     assert not guard.compare(tensors, wanted, mapped=True).words()
@@ -76,9 +73,9 @@ def test_a_tied_output_layer_may_lack_and_may_be_there(tmp_path: Path) -> None:
     ],
 )
 def test_of_a_config_that_transformers_cannot_take_nothing_is_known(
-    other: dict[str, Any], tmp_path: Path
+    other: dict[str, Any],
 ) -> None:
-    assert architecture(tmp_path, "llama", **other) is None
+    assert architecture("llama", **other) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
@@ -95,3 +92,32 @@ def test_numbers_that_are_not_finite_are_counted(dtype: torch.dtype, tmp_path: P
     assert found == ("bad", 1, 2)
     with pytest.raises(WeightsRefused, match=r"in 1 tensor: bad: 1 NaN, 2 infinite"):
         guard.check_finite("step", source)
+
+
+def test_unknown_names_of_no_mapping_hide_neither_a_bias_nor_a_layer_nor_scales() -> None:
+    wanted = architecture("qwen2")
+    assert wanted is not None
+    tensors = described(trainers.weights("qwen2"))
+    tensors["value_head.weight"] = Tensor("float32", (1, 32))
+    assert not guard.compare(tensors, wanted, mapped=False).words()
+
+    bias = {k: v for k, v in tensors.items() if not k.endswith("0.self_attn.q_proj.bias")}
+    assert "are missing: model.layers.0" in guard.compare(bias, wanted, mapped=False).words()
+    more = {**tensors, "model.layers.9.mlp.up_proj.weight": Tensor("float32", (48, 32))}
+    assert "no tensor model.layers.9" in guard.compare(more, wanted, mapped=False).words()
+    name = "model.layers.0.mlp.up_proj.weight"
+    for quantized in (
+        {**tensors, name: Tensor("float8_e4m3fn", tensors[name].shape)},
+        {**tensors, f"{name}_scale": Tensor("float32", ())},
+    ):
+        words = guard.compare(quantized, wanted, mapped=False).words()
+        assert "tells no quantization" in words
+
+
+def test_a_layer_that_predicts_further_tokens_is_not_beyond() -> None:
+    layers = trainers.CONFIGS["llama"]["num_hidden_layers"]
+    wanted = architecture("llama", num_nextn_predict_layers=1)
+    assert wanted is not None
+    tensors = described(trainers.weights("llama"))
+    tensors[f"model.layers.{layers}.mlp.up_proj.weight"] = Tensor("float32", (48, 32))
+    assert not guard.compare(tensors, wanted, mapped=False).words()

@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from tests.mixes import Held, adapted, saved
 from tests.tiny import tiny_model
 
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs.checkpoints import guard
 from coordinate_eval.coordinator.inputs.checkpoints.average import Average, Members, members
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import UserError, WeightsRefused
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
 torch: Any = importlib.import_module("torch")
@@ -79,7 +81,8 @@ def test_an_average_is_staged_as_one_made_by_hand(steps: list[Path], tmp_path: P
         one, two, three = (each[name].float().numpy() for each in all_of)
         by_hand = (one + two + numpy.float32(2) * three) / numpy.float32(4)
         assert torch.equal(tensor, torch.from_numpy(by_hand).to(torch.bfloat16)), name
-    assert Path(found.path) == steps[0].parent / "average of 3: step-800…step-1000"
+    label = r"average of 3: step-800…step-1000 \([0-9a-f]{6}\)"
+    assert re.fullmatch(label, Path(found.path).name)
     assert checkpoints.trained_step(found) == 1000
     assert found.bytes == inspect(steps[0]).parameters * 2
 
@@ -281,3 +284,118 @@ def test_a_file_that_names_no_average_is_refused(tmp_path: Path, text: str, word
     file.write_text(text)
     with pytest.raises(UserError, match=words):
         inspect(file)
+
+
+def written_adapter(folder: Path, base: Path, held: dict[str, Any], **config: Any) -> Path:
+    folder.mkdir(parents=True)
+    told = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"], **config}
+    text = json.dumps({**told, "base_model_name_or_path": str(base)})
+    (folder / "adapter_config.json").write_text(text)
+    files.save_file(held, folder / "adapter_model.safetensors")
+    return folder
+
+
+def reconfigured(source: Path, folder: Path, **changes: Any) -> Path:
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder
+
+
+def test_an_adapter_with_more_tokens_is_judged_by_the_vocabulary_that_it_has(
+    steps: list[Path], tmp_path: Path
+) -> None:
+    whole = tensors(steps[0])
+    grown = {
+        f"base_model.model.{name}": torch.cat([tensor, tensor[:6]])
+        for name, tensor in whole.items()
+        if name in ("model.embed_tokens.weight", "lm_head.weight")
+    }
+    found = inspect(written_adapter(tmp_path / "grown", steps[0], grown))
+    verdict = guard.judge(found, checkpoints.source(found))
+    assert verdict.differences is not None
+    assert not verdict.why
+
+
+def test_an_output_layer_of_its_own_is_not_dropped_where_the_config_ties(
+    steps: list[Path], tmp_path: Path
+) -> None:
+    tied = reconfigured(steps[0], tmp_path / "tied", tie_word_embeddings=True)
+    state = tensors(tied)
+    state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
+    files.save_file(state, tied / "model.safetensors")
+    one = inspect(tied)
+    guard.check_tied(one, checkpoints.source(one))
+
+    state["lm_head.weight"][0, 0] += 1
+    files.save_file(state, tied / "model.safetensors")
+    named = reconfigured(tied, tmp_path / "torch")
+    (named / "model.safetensors").unlink()
+    torch.save(state, named / "model.pt")
+    for each in (inspect(tied), inspect(members([tied, tied], None)), inspect(named)):
+        with pytest.raises(WeightsRefused, match=r"lm_head\.weight differs from"):
+            guard.check_tied(each, checkpoints.source(each))
+
+
+def test_two_adapters_in_one_file_are_refused(steps: list[Path], tmp_path: Path) -> None:
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    held = {
+        f"{module}.lora_{side}.{name}.weight": torch.zeros(2, 2)
+        for side in "AB"
+        for name in ("default", "ref")
+    }
+    with pytest.raises(UserError, match="has several adapters"):
+        inspect(written_adapter(tmp_path / "both", steps[0], held))
+
+
+def test_what_is_made_of_itself_or_of_too_much_is_refused(
+    steps: list[Path], tmp_path: Path
+) -> None:
+    held = {"base_model.model.model.embed_tokens.weight": torch.zeros(2, 2)}
+    a, b = tmp_path / "a", tmp_path / "b"
+    written_adapter(a, b, held)
+    written_adapter(b, a, held)
+    itself = tmp_path / "itself.yaml"
+    itself.write_text("average: [itself.yaml, itself.yaml]")
+    deep = tmp_path / "0.yaml"
+    deep.write_text(f"average: [{steps[0]}, {steps[1]}]")
+    for level in range(1, 8):
+        deep = tmp_path / f"{level}.yaml"
+        deep.write_text(f"average: [{level - 1}.yaml, {level - 1}.yaml]")
+    for each in (a, itself, deep):
+        with pytest.raises(UserError, match="is made of itself, of more than"):
+            inspect(each)
+
+
+@pytest.mark.parametrize("weights", ["[1" + "0" * 400 + ", 1]", "[1.0e+308, 1.0e+308]"])
+def test_a_weight_that_is_too_large_is_refused(weights: str, tmp_path: Path) -> None:
+    file = tmp_path / "soup.yaml"
+    file.write_text(f"average: [a, b]\nweights: {weights}")
+    with pytest.raises(UserError, match=r"larger than numbers|no sum"):
+        inspect(file)
+
+
+def test_averages_of_other_members_or_weights_have_other_names(steps: list[Path]) -> None:
+    one, two, three = steps
+    asked = [members(steps, None), members(steps, [1, 1, 2]), members([one, two, two, three], None)]
+    assert len({each.place for each in asked}) == 3
+    assert members(steps, [2, 2, 2]).place == asked[0].place
+
+
+def test_models_of_other_configs_have_no_average(steps: list[Path], tmp_path: Path) -> None:
+    other = reconfigured(steps[0], tmp_path / "other", rms_norm_eps=0.5)
+    with pytest.raises(UserError, match=r"no average: rms_norm_eps in config\.json"):
+        inspect(members([other, steps[1]], None))
+    same = reconfigured(steps[0], tmp_path / "same", transformers_version="1", use_cache=False)
+    assert inspect(members([same, steps[1]], None))
+
+
+def test_the_base_of_adapters_is_told_only_if_it_is_that_of_all(
+    steps: list[Path], tmp_path: Path
+) -> None:
+    held = {"base_model.model.model.norm.weight": tensors(steps[0])["model.norm.weight"]}
+    one, two, three = (
+        written_adapter(tmp_path / str(number), steps[number // 2], held) for number in range(3)
+    )
+    assert checkpoints.base_of(inspect(members([one, two], None))) == steps[0]
+    assert checkpoints.base_of(inspect(members([one, three], None))) is None

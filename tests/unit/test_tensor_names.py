@@ -65,7 +65,8 @@ def config_of(kind: str, **other: Any) -> TextConfig:
 def renamed(state: Mapping[str, torch.Tensor], config: TextConfig) -> Renamed:
     chosen = mapping.choose(state, config.kind)
     assert chosen is not None
-    return Renamed(InMemory(state), chosen, config)
+    tied = config.given.get("tie_word_embeddings")
+    return Renamed(InMemory(state), chosen, config, tied=tied)
 
 
 def in_a_file(state: Mapping[str, torch.Tensor], folder: Path) -> Stored:

@@ -165,7 +165,7 @@ def _check(report: _Report, found: Checkpoint, asked: Asked) -> None:
     try:
         if why:
             raise UserError(why)
-        guard.check_tied(found.path, opened)
+        guard.check_tied(found, opened)
         guard.check_finite(found.path, opened)
         if asked.check_against:
             compared = against.check(found, asked.check_against)

@@ -236,21 +236,31 @@ class Found:
             name = stored.removeprefix(_PREFIX)
             if found := _PRODUCT.fullmatch(name):
                 key = "bias" if found[3] == "bias" else found[2]
-                self._factors(found[1])[key] = stored
+                self._put(self._factors(found[1]), key, stored, place)
             elif found := _EMBEDDING.fullmatch(name):
                 factors = self._factors(found[1])
-                factors[found[2]], factors.embedding = stored, True
+                self._put(factors, found[2], stored, place)
+                factors.embedding = True
             elif found := _MAGNITUDE.fullmatch(name):
-                self._factors(found[1])["magnitude"] = stored
+                self._put(self._factors(found[1]), "magnitude", stored, place)
             elif found := _TOKENS.fullmatch(name):
-                self.rows[found[1]] = stored
+                self._put(self.rows, found[1], stored, place)
             elif ".lora_" in name:
                 raise UserError(
                     f"{place} has tensors of an adapter of a kind that is not merged here, such "
                     f"as {brief(stored)}. {MERGE}"
                 )
             elif ".original_module." not in name:
-                self.whole[_INSIDE.sub("", name)] = stored
+                self._put(self.whole, _INSIDE.sub("", name), stored, place)
+
+    @staticmethod
+    def _put(found: dict[str, str], key: str, stored: str, place: Path) -> None:
+        if key in found:
+            raise UserError(
+                f"{place} has several adapters: {brief(found[key])} and {brief(stored)}. Save the "
+                "one to evaluate in a folder of its own"
+            )
+        found[key] = stored
 
     def _factors(self, module: str) -> Factors:
         bare = module

@@ -1,7 +1,10 @@
 """An average of several models, computed while it is read, and the file that names them."""
 
+import hashlib
+import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -23,6 +26,7 @@ SUFFIXES: Final = (".yaml", ".yml")
 
 _MOST_FILE_BYTES = 1 << 20
 _MOST_MEMBERS = 1000
+_DIGITS = 6
 _BLOCK = 16 << 20  # numbers that are added at a time: as float32, 64 MiB
 
 
@@ -107,6 +111,42 @@ def _check_same(
             )
 
 
+# What may differ between models of one architecture. The shapes of tensors tell the vocabulary.
+_NO_ARCHITECTURE = re.compile(
+    r"_.*|transformers_version|(?:torch_)?dtype|use_cache|architectures|auto_map|vocab_size|"
+    r".*(?:_token_id|_token_index|dropout|_pdrop|_coef)|initializer_range|pretraining_tp|"
+    r"gradient_checkpointing|output_.*|return_dict|id2label|label2id|problem_type|task_specific_.*"
+)
+
+
+def check_configs(configs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Check that models are of one architecture, as far as their configs tell.
+
+    Raises:
+        UserError: They are not; names the key.
+    """
+    for config, name in zip(configs, names, strict=True):
+        if key := _differing(config, configs[-1]):
+            raise UserError(
+                f"{name} and {names[-1]} have no average: {brief(key)} in config.json is not the "
+                "same in both. Give the config.json of all with --config if one is wrong"
+            )
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Return a key that two configs tell differently; empty if there is none."""
+    for key in one.keys() & other.keys():
+        if _NO_ARCHITECTURE.fullmatch(key):
+            continue
+        a, b = one[key], other[key]
+        if isinstance(a, dict) and isinstance(b, dict):
+            if inner := _differing(a, b):
+                return f"{key}.{inner}"
+        elif a != b:
+            return str(key)
+    return ""
+
+
 class Members(NamedTuple):
     """The checkpoints of an average, in order, and the weight of each."""
 
@@ -117,14 +157,18 @@ class Members(NamedTuple):
     def place(self) -> Path:
         """Return what stands for the path of the average where no file names the members.
 
-        It is in the folder that all are in, and its name has the first and the last of them.
+        It is in the folder that all are in. Its name has the first and the last of them, and what
+        tells other members and weights.
         """
         whole = [os.path.realpath(path) for path in self.paths]
         folder = os.path.commonpath([os.path.dirname(each) for each in whole])  # noqa: PTH120
         first, last = (
             os.path.relpath(each, folder).replace("/", "-") for each in (whole[0], whole[-1])
         )
-        return Path(folder, f"average of {len(whole)}: {first}…{last}")
+        total = math.fsum(self.weights)
+        told = [whole, [f"{weight / total:.9g}" for weight in self.weights]]
+        digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:_DIGITS]
+        return Path(folder, f"average of {len(whole)}: {first}…{last} ({digest})")
 
 
 def members(paths: Sequence[Path], weights: Sequence[float] | None) -> Members:
@@ -144,7 +188,10 @@ def members(paths: Sequence[Path], weights: Sequence[float] | None) -> Members:
             f"{plural(len(given), 'weight')} for {plural(len(paths), 'checkpoint')}: give each "
             "one, such as --weights 1,1,2"
         )
-    total = math.fsum(given) if all(map(math.isfinite, given)) else math.nan
+    try:
+        total = math.fsum(given) if all(map(math.isfinite, given)) else math.nan
+    except OverflowError:
+        total = math.nan
     if not math.isfinite(total) or abs(total) < 1e-6 * max(map(abs, given)) or not any(given):
         raise UserError(
             f"the weights {', '.join(f'{each:g}' for each in given)} have no sum to divide by: "
@@ -183,4 +230,7 @@ def _numbers(file: Path, found: Any) -> list[float] | None:  # noqa: ANN401 - of
         isinstance(each, int | float) and not isinstance(each, bool) for each in found
     ):
         raise UserError(f"{file}: weights must be a list of numbers")
-    return [float(each) for each in found]
+    try:
+        return [float(each) for each in found]
+    except OverflowError as error:
+        raise UserError(f"{file}: a weight is larger than numbers are here") from error

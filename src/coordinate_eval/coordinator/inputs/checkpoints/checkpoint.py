@@ -48,9 +48,12 @@ from coordinate_eval.records.names import TensorMapping
 
 _CONFIG = "config.json"
 # The second has the quantization of a model of ModelOpt up to 0.29.
-_BESIDE_CONFIG = ("generation_config.json", "hf_quant_config.json")
+MODELOPT: Final = "hf_quant_config.json"
+_BESIDE_CONFIG = ("generation_config.json", MODELOPT)
 _MOST_CONFIG_BYTES = 4 << 20  # read, JSON takes up to thirty times as much
 _MOST_WEIGHT_BYTES = 1 << 50
+_MOST_LEVELS = 5  # of checkpoints that are made of others
+_MOST_PARTS = 1200
 
 
 class Reader(Protocol):
@@ -112,17 +115,22 @@ def inspect(
     Raises:
         UserError: A file is missing, torn, malformed, unreadable, or would run code.
     """
-    given = _Given(config, tokenizer, mapping, base)
+    return _inspect(what, _Given(config, tokenizer, mapping, base), _Opened((), []))
+
+
+def _inspect(what: Path | Members, given: "_Given", above: "_Opened") -> Checkpoint:
+    config, tokenizer, mapping, _ = given
     path = what.paths[-1] if isinstance(what, Members) else what
     with _words_of(path):
         if isinstance(what, Members):
-            return _average(what.place, what, given)
+            return _average(what.place, what, given, above.within(what.place))
         place = _resolve(path)
+        opened = above.within(place)
         if place.suffix in average.SUFFIXES and place.is_file():
-            return _average(place, average.read_file(place), given)
+            return _average(place, average.read_file(place), given, opened)
         weights, kind, extra = _find_weights(place)
         if kind is CheckpointFormat.ADAPTER:
-            return _adapter(weights, given)
+            return _adapter(weights, given, opened)
         # Configs may lie beside a link to a file, or beside the file; or above parts of ranks.
         beside = [place.parent, path.absolute().parent]
         if place.is_dir():
@@ -165,10 +173,11 @@ def named(checkpoint: Made) -> Path | Members:
 
 
 def base_of(checkpoint: Made) -> Path | None:
-    """Return the base that an adapter, or those of an average, are merged into."""
+    """Return the base that an adapter, or all those of an average, are merged into."""
     if checkpoint.format is CheckpointFormat.ADAPTER:
         return Path(checkpoint.parts[0].path)
-    return next(filter(None, map(base_of, checkpoint.parts)), None)
+    bases = set(filter(None, map(base_of, checkpoint.parts)))
+    return bases.pop() if len(bases) == 1 else None
 
 
 def trained_step(checkpoint: Checkpoint) -> int | None:
@@ -187,6 +196,30 @@ class _Given(NamedTuple):
     base: Path | None
 
 
+class _Opened(NamedTuple):
+    """What is being described, if one checkpoint is made of others."""
+
+    above: tuple[Path, ...]
+    """Those that this one is a part of."""
+    all: list[Path]
+    """All of them so far."""
+
+    def within(self, place: Path) -> "_Opened":
+        """Return the same for the parts of a checkpoint.
+
+        Raises:
+            UserError: It is a part of itself, or of too many levels or parts.
+        """
+        self.all.append(place)
+        if place in self.above or len(self.above) >= _MOST_LEVELS or len(self.all) > _MOST_PARTS:
+            raise UserError(
+                f"{(*self.above, place)[0]} is made of itself, of more than {_MOST_LEVELS} levels "
+                f"of averages and adapters, or of more than {_MOST_PARTS:,} checkpoints: it comes "
+                f"to {place} again or too late. Name the checkpoints themselves"
+            )
+        return _Opened((*self.above, place), self.all)
+
+
 @contextlib.contextmanager
 def _words_of(path: Path) -> Iterator[None]:
     """Turn errors of the operating system into words about a checkpoint."""
@@ -200,21 +233,24 @@ def _words_of(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _average(place: Path, members: Members, given: _Given) -> Checkpoint:
-    parts = [inspect(path, **given._asdict()) for path in members.paths]
+def _average(place: Path, members: Members, given: _Given, above: _Opened) -> Checkpoint:
+    parts = [_inspect(path, given, above) for path in members.paths]
     for part in parts:
         if part.quantization:
             raise UserError(
                 f"{part.path} is quantized ({part.quantization}), and such weights have no "
                 "average. Average the models before they are quantized"
             )
+    average.check_configs(
+        [text_config_of(part)[0] for part in parts], [part.path for part in parts]
+    )
     kind = CheckpointFormat.AVERAGE
     opened = _open_mixed(kind, [], parts, members.weights)
     sides = _files_of(parts[-1])
     return _described(place, kind, [], sides, opened, parts=parts, shares=members.weights)
 
 
-def _adapter(weights: list[Path], given: _Given) -> Checkpoint:
+def _adapter(weights: list[Path], given: _Given, above: _Opened) -> Checkpoint:
     """Describe an adapter. Its folder's tokenizer counts if it has one."""
     place = weights[0].parent
     _check_weights(weights)
@@ -225,8 +261,8 @@ def _adapter(weights: list[Path], given: _Given) -> Checkpoint:
     try:
         said = told.unless([place], "tokenizer", checkpoint_files.TOKENIZERS)
         tokenizer = given.tokenizer or said or (place if own else None)
-        stand_ins = {"config": given.config or told.config, "mapping": given.mapping}
-        base = inspect(found, **stand_ins, tokenizer=tokenizer)
+        stand_ins = _Given(given.config or told.config, tokenizer, given.mapping, None)
+        base = _inspect(found, stand_ins, above)
     except UserError as error:
         raise UserError(f"the base of adapter {place}: {error}") from error
     if base.quantization:
@@ -277,7 +313,7 @@ def _described(
         text = text_config(whole, config_file)
         names = mappings.choose(opened.tensors, text.kind, mapping)
         if names is not None:
-            opened = Renamed(opened, names, text)
+            opened = Renamed(opened, names, text, tied=fit.ties_embeddings(whole, text))
         elif kind is CheckpointFormat.SAFETENSORS and weights[0].name.startswith("consolidated"):
             raise UserError(
                 f"checkpoint {place} has Mistral's own files, and no mapping fits names such as "
@@ -286,7 +322,7 @@ def _described(
             )
     else:
         opened = mixed
-        whole = _config_of(opened, whole)
+        whole = config_of(opened, whole)
         text = text_config(whole, config_file)
     tensors, counts = opened.tensors, _parameters_by_type(opened)
     if not counts:
@@ -301,7 +337,7 @@ def _described(
             f"checkpoint {place} claims {_format.size(size)} of weights, which no disk holds. "
             "Save it again"
         )
-    also = config_file.parent / _BESIDE_CONFIG[1]
+    also = config_file.parent / MODELOPT
     more = checkpoint_files.read_json(also, _MOST_CONFIG_BYTES) if also in sides else {}
     shape = model_shape(text, dtype, quantized(whole, text, more), tensors)
     fit.check(place, tensors, whole, text)
@@ -383,7 +419,8 @@ def source(checkpoint: Checkpoint) -> Source:
     opened = _stored(checkpoint.format, weights, files)
     if checkpoint.mapping is None:
         return opened
-    return Renamed(opened, checkpoint.mapping, _text_config_of(checkpoint)[1])
+    whole, text = text_config_of(checkpoint)
+    return Renamed(opened, checkpoint.mapping, text, tied=fit.ties_embeddings(whole, text))
 
 
 def _open_mixed(
@@ -401,7 +438,7 @@ def _open_mixed(
         source(base),
         _stored(kind, weights, []),
         adapter.AdapterConfig(weights[1]),
-        tied=fit.ties_embeddings(*_text_config_of(base)),
+        tied=fit.ties_embeddings(*text_config_of(base)),
         where=base.path,
     )
 
@@ -414,14 +451,14 @@ def _stored(kind: CheckpointFormat, weights: Sequence[Path], files: Sequence[Pat
     return _READERS[kind].open_source(weights, files)
 
 
-def _text_config_of(checkpoint: Checkpoint) -> tuple[dict[str, Any], TextConfig]:
+def text_config_of(checkpoint: Checkpoint) -> tuple[dict[str, Any], TextConfig]:
     """Return the config beside a checkpoint's weights, and that of its language model in it."""
     file = next(file for file in map(Path, checkpoint.files) if file.name == _CONFIG)
     whole = checkpoint_files.read_json(file, _MOST_CONFIG_BYTES)
     return whole, text_config(whole, file)
 
 
-def _config_of(opened: Source, whole: dict[str, Any]) -> dict[str, Any]:
+def config_of(opened: Source, whole: dict[str, Any]) -> dict[str, Any]:
     """Return the config of the model that a source is, from that of the model it is made of."""
     return opened.adapted(whole) if isinstance(opened, merged.Merged | average.Average) else whole
 
@@ -430,7 +467,7 @@ def write_config(opened: Source, folder: Path) -> None:
     """Change a config.json in a folder to that of the model that a source is."""
     file = folder / _CONFIG
     before = checkpoint_files.read_json(file, _MOST_CONFIG_BYTES)
-    after = _config_of(opened, before)
+    after = config_of(opened, before)
     if after != before:
         file.write_text(json.dumps(after, indent=2), encoding="utf-8")
 

@@ -13,8 +13,15 @@ from typing import Any, NamedTuple
 
 from coordinate_eval._format import brief, plural
 from coordinate_eval._text_config import text_config
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
-from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import Renamed
+from coordinate_eval.coordinator.inputs.checkpoints.fit import (
+    FLOATS,
+    is_embedding,
+    is_output,
+    ties_embeddings,
+)
+from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import OUTPUTS, Renamed
 from coordinate_eval.coordinator.inputs.checkpoints.sources import Source, Tensor
 from coordinate_eval.errors import WeightsRefused
 from coordinate_eval.records import Checkpoint
@@ -22,7 +29,8 @@ from coordinate_eval.records import Checkpoint
 _MOST_CONFIG_BYTES = 4 << 20
 _THREADS = 4  # that read tensors whole
 _SHOWN = 3
-_EMBEDDINGS = ("embed_tokens.weight", "embed_in.weight")
+_MOST_FURTHER = 64  # layers that predict further tokens
+_NUMBER = re.compile(r"\.\d+(?=\.)")
 _BUFFERS = re.compile(r"inv_freq$|rotary_emb\.|\.masked_bias$|\.attention\.bias$|\.attn\.bias$")
 """Names of tensors that models compute, and that some checkpoints have."""
 
@@ -40,7 +48,7 @@ class Architecture(NamedTuple):
     """Names that are no mistake, such as those of layers that predict further tokens."""
 
 
-def architecture(config: Path) -> Architecture | None:
+def architecture(given: Mapping[str, Any]) -> Architecture | None:
     """Return what a config's model has; None if transformers has no class for it, or is not there.
 
     No code is run but that of transformers.
@@ -52,7 +60,6 @@ def architecture(config: Path) -> Architecture | None:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     except ImportError:
         return None
-    given = checkpoint_files.read_json(config, _MOST_CONFIG_BYTES)
     kind = given.get("model_type")
     values = {k: v for k, v in given.items() if k not in _DROPPED and not k.startswith("_")}
     if "quantization_config" in given or kind not in CONFIG_MAPPING:
@@ -70,8 +77,16 @@ def architecture(config: Path) -> Architecture | None:
     return Architecture(
         {name: tuple(tensor.shape) for name, tensor in state.items()},
         frozenset(tied),
-        tuple(re.compile(each) for each in ignored),
+        (*map(re.compile, ignored), *_further(given)),
     )
+
+
+def _further(given: Mapping[str, Any]) -> list[re.Pattern[str]]:
+    """Return what matches the names of layers that predict further tokens, after all others."""
+    first, count = given.get("num_hidden_layers"), given.get("num_nextn_predict_layers")
+    if not isinstance(first, int) or not isinstance(count, int) or count > _MOST_FURTHER:
+        return []
+    return [re.compile(rf"\.layers\.{first + each}\.") for each in range(count)]
 
 
 class Differences(NamedTuple):
@@ -81,6 +96,8 @@ class Differences(NamedTuple):
     unknown: Sequence[str]
     shapes: Sequence[tuple[str, tuple[int, ...], tuple[int, ...]]]
     """Names with the shape that is there, and the one that the architecture has."""
+    quantized: Sequence[str] = ()
+    """Names of weights that are quantized, and of their scales."""
 
     def words(self) -> str:
         """Return what is wrong, in words; empty if nothing is."""
@@ -95,6 +112,11 @@ class Differences(NamedTuple):
                 f"the model has no tensor {_listed(self.unknown)}"
                 + (f" ({len(self.unknown):,} such names)" if len(self.unknown) > 1 else "")
             )
+        if self.quantized:
+            found.append(
+                f"{_listed(self.quantized)} are of quantized weights, and the config tells no "
+                "quantization"
+            )
         if self.shapes:
             name, there, wanted = self.shapes[0]
             found.append(
@@ -107,8 +129,9 @@ class Differences(NamedTuple):
 def compare(tensors: Mapping[str, Tensor], wanted: Architecture, *, mapped: bool) -> Differences:
     """Compare tensors with an architecture.
 
-    Names that transformers wrote long ago may be others than today's. So unknown names count only
-    where a mapping made them, and missing ones where all others are known.
+    Names that transformers wrote long ago may be others than today's. So, unless a mapping made the
+    names, unknown ones count only in layers beyond those of the architecture. Beside unknown ones,
+    missing ones count only in modules that are known.
     """
     unknown = [
         name
@@ -124,10 +147,34 @@ def compare(tensors: Mapping[str, Tensor], wanted: Architecture, *, mapped: bool
         for name, tensor in tensors.items()
         if name in wanted.shapes and tensor.shape != wanted.shapes[name]
     ]
+    quantized = [
+        name
+        for name, tensor in tensors.items()
+        if ("weight" in (last := name.rpartition(".")[2]) and tensor.dtype not in FLOATS)
+        or ("scale" in last and name in unknown)
+    ]
     if not mapped:
-        missing = [] if unknown else missing
-        unknown = []
-    return Differences(missing, unknown, shapes)
+        known = {name.rpartition(".")[0] for name in tensors if name in wanted.shapes}
+        if unknown:
+            missing = [name for name in missing if name.rpartition(".")[0] in known]
+        unknown = _beyond(unknown, wanted)
+    return Differences(missing, unknown, shapes, quantized)
+
+
+def _beyond(unknown: Sequence[str], wanted: Architecture) -> list[str]:
+    """Return the names that the architecture would have if it had more layers, or experts."""
+    forms = {_NUMBER.sub(".", name) for name in wanted.shapes}
+    numbered = {part for name in wanted.shapes for part in _numbered(name)}
+    return [
+        name
+        for name in unknown
+        if _NUMBER.sub(".", name) in forms and not numbered.issuperset(_numbered(name))
+    ]
+
+
+def _numbered(name: str) -> list[str]:
+    """Return the names of the numbered modules that a tensor is in."""
+    return [name[: found.end()] for found in _NUMBER.finditer(name)]
 
 
 def _outputs(wanted: Architecture) -> frozenset[str]:
@@ -147,12 +194,15 @@ class Verdict(NamedTuple):
 def judge(checkpoint: Checkpoint, source: Source) -> Verdict:
     """Compare a checkpoint with its architecture."""
     config = next(Path(file) for file in checkpoint.files if Path(file).name == "config.json")
-    whole = checkpoint_files.read_json(config, _MOST_CONFIG_BYTES)
-    # The language model of a larger one has other names in it.
-    wanted = architecture(config) if text_config(whole, config).given is whole else None
+    whole = checkpoints.config_of(source, checkpoint_files.read_json(config, _MOST_CONFIG_BYTES))
+    # The language model of a larger one has other names in it. ModelOpt tells of quantized weights
+    # in a file of its own.
+    others = checkpoints.MODELOPT in (Path(file).name for file in checkpoint.files)
+    others = others or text_config(whole, config).given is not whole
+    wanted = None if others else architecture(whole)
     if wanted is None:
         return Verdict(None, "")
-    mapped = checkpoint.mapping is not None
+    mapped = _is_mapped(checkpoint)
     found = compare(source.tensors, wanted, mapped=mapped)
     words = found.words()
     if not words:
@@ -164,6 +214,11 @@ def judge(checkpoint: Checkpoint, source: Source) -> Verdict:
         f"checkpoint {checkpoint.path} is not the model of its config.json{by}: {words}. Give the "
         f"config.json of this model with --config{then}",
     )
+
+
+def _is_mapped(checkpoint: Checkpoint) -> bool:
+    """Return whether a mapping made the names of tensors, also of what it is made of."""
+    return checkpoint.mapping is not None or any(map(_is_mapped, checkpoint.parts))
 
 
 class NotFinite(NamedTuple):
@@ -216,19 +271,38 @@ def check_finite(path: str, source: Source) -> None:
         )
 
 
-def check_tied(path: str, source: Source) -> None:
-    """Check that an output layer that a mapping leaves out is the embedding.
+def check_tied(checkpoint: Checkpoint, source: Source) -> None:
+    """Check that an output layer that engines leave out is the embedding.
+
+    Of what is made of others, each of these is checked.
 
     Raises:
         WeightsRefused: It is another one.
     """
-    for name in source.tied if isinstance(source, Renamed) else ():
-        embedding = next(each for each in source.tensors if each.endswith(_EMBEDDINGS))
-        if not source.read(name).equal(source.read(embedding)):
+    for part in checkpoint.parts:
+        check_tied(part, checkpoints.source(part))
+    if checkpoint.parts or checkpoint.quantization:
+        return
+    if not ties_embeddings(*checkpoints.text_config_of(checkpoint)):
+        return
+    left_out = source.tied if isinstance(source, Renamed) else ()
+    stored = [name for name in source.tensors if is_output(name) and name.endswith(OUTPUTS)]
+    embeddings = [name for name in source.tensors if is_embedding(name)]
+    for name in (*left_out, *stored) if embeddings else ():
+        layout = source.layout(name)
+        if layout is not None and layout in map(source.layout, embeddings):
+            continue
+        output = source.read(name)
+        if not any(_same(source.read(each), output) for each in embeddings):
             raise WeightsRefused(
-                f"checkpoint {path}: tie_word_embeddings is true, and {name} differs from "
-                f"{embedding}. Set it to false in the config.json that you give with --config"
+                f"checkpoint {checkpoint.path}: tie_word_embeddings is true, and {brief(name)} "
+                f"differs from {brief(embeddings[0])}. Set it to false in the config.json that "
+                "you give with --config"
             )
+
+
+def _same(one: Any, other: Any) -> bool:  # noqa: ANN401 - tensors, and torch is not loaded
+    return one.dtype == other.dtype and bool(one.equal(other))
 
 
 def _listed(names: Sequence[str]) -> str:

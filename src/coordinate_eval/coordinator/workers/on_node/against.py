@@ -70,7 +70,9 @@ def check(checkpoint: Checkpoint, file: Path) -> Compared:
         folder = Path(made)
         clean_files.copy(checkpoint.files, folder)
         if checkpoint.converted:
-            convert.write(checkpoints.source(checkpoint), folder, lambda _: None)
+            opened = checkpoints.source(checkpoint)
+            checkpoints.write_config(opened, folder)
+            convert.write(opened, folder, lambda _: None)
         else:
             for weights in map(Path, checkpoint.weights):
                 (folder / weights.name).symlink_to(weights)

@@ -212,7 +212,7 @@ def _copy_all(
         opened = checkpoints.source(source)
         checkpoints.write_config(opened, folder)
         needed = None if part[1] == 1 else pipeline.needed_of(source, opened.tensors, *part)
-        guard.check_tied(source.path, opened)
+        guard.check_tied(source, opened)
         convert.write(opened, folder, report, needed)
         # What has just been written is in memory: this takes a fraction of the copy.
         written = sorted(folder.glob("*.safetensors"))

@@ -28,7 +28,7 @@ from coordinate_eval.records import names
 if TYPE_CHECKING:
     import torch
 
-_OUTPUTS = ("lm_head.weight", "embed_out.weight")
+OUTPUTS = ("lm_head.weight", "embed_out.weight")
 """Names of an output layer, which is left out where the config says that it is the embedding."""
 
 
@@ -57,8 +57,17 @@ class _Recipe:
 class Renamed:
     """The tensors of another source by the names of Hugging Face."""
 
-    def __init__(self, source: Source, mapping: names.TensorMapping, config: TextConfig) -> None:
+    def __init__(
+        self,
+        source: Source,
+        mapping: names.TensorMapping,
+        config: TextConfig,
+        *,
+        tied: bool | None = None,
+    ) -> None:
         """Take a source, a mapping, and the config that has its numbers.
+
+        `tied` is whether the config says that the output layer is the embedding.
 
         Raises:
             UserError: A name fits no rule, tensors that belong together are not all there, two
@@ -66,8 +75,7 @@ class Renamed:
         """
         self._source = source
         recipes = _Recipes(source.tensors, mapping, Numbers(config, mapping.trainer)).made()
-        tied = config.given.get("tie_word_embeddings") is True
-        self.tied = tuple(name for name in _OUTPUTS if tied and name in recipes)
+        self.tied = tuple(name for name in OUTPUTS if tied and name in recipes)
         """Output layers that are there, and left out since they should be the embedding."""
         self._recipes = recipes
 
