@@ -54,10 +54,10 @@ def test_weights_that_are_not_the_models_end_the_run_before_an_engine_starts(
         for name in [name for name in state if "linear_proj.weight" in name]:
             del state[name]
 
-    run = user.folder / f"{what} run"
+    run = user.folder / f"{what} names run"
     done = user.call(
-        "run", saved(user, what, change), "--suite", user.suite("tiny_choice"), "--run-dir", run,
-        status=status,
+        "run", saved(user, f"{what} names", change), "--suite", user.suite("tiny_choice"),
+        "--run-dir", run, status=status,
     )  # fmt: skip
     assert words in done.stderr + done.stdout
     assert not list((run / "outputs").glob("*/*.jsonl"))

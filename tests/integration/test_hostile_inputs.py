@@ -173,7 +173,7 @@ def test_copies_are_as_private_as_the_files(user: Workspace, checkpoint: Path) -
         (private / file.name).chmod(0o600)
     suite = user.suite("tiny_choice")
     done = user.call("run", private, "--suite", suite, "--cluster", "local", "--json")
-    run = next((user.folder / "runs").iterdir())
+    (run,) = (user.folder / "runs").glob("private-*")
     assert done.returncode == 0
     copied = list((run / "model").iterdir())
     assert copied

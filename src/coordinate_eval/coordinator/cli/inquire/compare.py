@@ -51,8 +51,8 @@ def find_run(name: str, settings: Settings) -> RunDir:
             if run.checkpoint.path in (name, path):
                 return run_dir
         raise UserError(
-            f"{name!r} is neither a run's directory or id, nor a checkpoint that has a run: "
-            "`coordinate-eval runs` lists the runs"
+            f"no run {name!r}: neither the directory nor the id of a run, nor a checkpoint that "
+            "has one; `coordinate-eval runs` lists the runs"
         ) from None
 
 
