@@ -92,8 +92,8 @@ def deal(
 ) -> list[list[Piece]]:
     """Return one queue per trial, with every item of the pieces in exactly one of them.
 
-    A queue begins with items that take long. Shards follow that are more work for cores than for
-    GPUs, so that cores start early (Johnson's rule). The others are in the order of what follows
+    A queue begins with shards that are more work for cores than for GPUs, so that cores start early
+    (Johnson's rule). Items that take long follow. The others are in the order of what follows
     their end, the longest first (Jackson's rule). Where as much follows, the long and uncertain
     come first: if they take longer than predicted, the rest is certain, and other trials take it
     over.
@@ -121,8 +121,8 @@ def deal(
         follows += cost.score_seconds + cost.judge_seconds
         for_cores = metric / (own / len(ready))
         return (
-            -cost.floor_seconds if cost.floor_seconds > LONG * window else 0.0,
             -for_cores if for_cores > 1 else 0.0,
+            -cost.floor_seconds if cost.floor_seconds > LONG * window else 0.0,
             -follows,
             -cost.spread * own,
         )
