@@ -25,7 +25,11 @@ COARSEST = 1 / 6
 
 LONG = 0.3
 """Longest item, as a share of a trial's time, above which a piece is as long as that item: it would
-end no sooner if it were shorter, and its trial has to begin with it."""
+end no sooner if it were shorter."""
+
+FILLING = 0.9
+"""Longest item, as a share of a trial's time, above which its trial has to begin with it, before
+shards that cores wait for."""
 
 WORTH_CUTTING = 4.0
 """Least length of a dataset that is cut, in multiples of its overhead per cut."""
@@ -92,11 +96,11 @@ def deal(
 ) -> list[list[Piece]]:
     """Return one queue per trial, with every item of the pieces in exactly one of them.
 
-    A queue begins with shards that are more work for cores than for GPUs, so that cores start early
-    (Johnson's rule). Items that take long follow. The others are in the order of what follows
-    their end, the longest first (Jackson's rule). Where as much follows, the long and uncertain
-    come first: if they take longer than predicted, the rest is certain, and other trials take it
-    over.
+    A queue begins with items that fill a trial's time. Shards follow that are more work for cores
+    than for GPUs, so that cores start early (Johnson's rule). The others are in the order of what
+    follows their end, the longest first (Jackson's rule). Where as much follows, the long and
+    uncertain come first: if they take longer than predicted, the rest is certain, and other trials
+    take it over.
 
     Args:
         costs: Costs of whole datasets.
@@ -121,8 +125,8 @@ def deal(
         follows += cost.score_seconds + cost.judge_seconds
         for_cores = metric / (own / len(ready))
         return (
+            -cost.floor_seconds if cost.floor_seconds > FILLING * window else 0.0,
             -for_cores if for_cores > 1 else 0.0,
-            -cost.floor_seconds if cost.floor_seconds > LONG * window else 0.0,
             -follows,
             -cost.spread * own,
         )
