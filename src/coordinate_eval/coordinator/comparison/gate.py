@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-from coordinate_eval import _format
 from coordinate_eval.coordinator.comparison.compare import Comparison, Measured, mean_of
 from coordinate_eval.coordinator.comparison.paired import CONFIDENCE
 from coordinate_eval.coordinator.history.series import Column, Row, Series, Value, column
@@ -94,14 +93,7 @@ def read_policy(path: Path) -> Policy:
     Raises:
         UserError: the file is missing or malformed; names the field.
     """
-    found = yaml_file.read(path, "policy")
-    if not isinstance(found, dict):
-        raise UserError(f"policy {path}: it must be a mapping with `rules`")
-    try:
-        policy = Policy.model_validate(found)
-    except ValidationError as error:
-        where = _format.plain(".".join(str(part) for part in error.errors()[0]["loc"]))
-        raise UserError(f"policy {path}: {where}: {_format.problem(error)}") from error
+    policy = yaml_file.read_as(Policy, path, "policy", "rules")
     for number, rule in enumerate(policy.rules):
         given = [name for name in BOUNDS if getattr(rule, name) is not None]
         if len(given) != 1:

@@ -4,9 +4,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from coordinate_eval import _format
 from coordinate_eval.clusters.protocol import MOST_CPUS, MOST_GPUS, Busy, Node
 from coordinate_eval.coordinator.inputs import yaml_file
 from coordinate_eval.errors import UserError
@@ -95,14 +94,7 @@ def load(path: Path) -> ClusterFile:
     Raises:
         UserError: The file is missing or malformed; names the field.
     """
-    tree = yaml_file.read(path, "cluster file")
-    if not isinstance(tree, dict):
-        raise UserError(f"cluster file {path}: it must be a mapping with `nodes`")
-    try:
-        cluster = ClusterFile.model_validate(tree)
-    except ValidationError as error:
-        where = _format.plain(".".join(str(part) for part in error.errors()[0]["loc"]))
-        raise UserError(f"cluster file {path}: {where}: {_format.problem(error)}") from error
+    cluster = yaml_file.read_as(ClusterFile, path, "cluster file", "nodes")
     for name, count in Counter(node.name for node in cluster.nodes).items():
         if count > 1:
             raise UserError(f"cluster file {path}: node {name} is listed twice")

@@ -1,17 +1,20 @@
 """YAML files that a user names: cluster files, and policies."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import BaseModel, ValidationError
 
-from coordinate_eval import _user_files
+from coordinate_eval import _format, _user_files
 from coordinate_eval.errors import UserError
 
 try:  # libyaml's: ten times as fast, and a thousand nodes are many lines
     from yaml import CSafeLoader as _SafeLoader
 except ImportError:  # PyYAML was built without it
     from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 MOST_LEVELS = 20
 """Limit for lists and mappings within each other."""
@@ -48,6 +51,22 @@ def read(path: Path, what: str) -> object:
     except (yaml.YAMLError, ValueError) as error:  # also numbers and dates that there are not
         why = " ".join(str(error).split())
     raise UserError(f"{what} {path} is not YAML: {why}")
+
+
+def read_as(kind: type[ModelT], path: Path, what: str, key: str) -> ModelT:
+    """Return the document in a file as a model of this kind, whose main key is `key`.
+
+    Raises:
+        UserError: The file is missing, no YAML, or malformed; names the field.
+    """
+    tree = read(path, what)
+    if not isinstance(tree, dict):
+        raise UserError(f"{what} {path}: it must be a mapping with `{key}`")
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        where = _format.plain(".".join(str(part) for part in error.errors()[0]["loc"]))
+        raise UserError(f"{what} {path}: {where}: {_format.problem(error)}") from error
 
 
 def _too_deep(text: str) -> bool:
