@@ -280,6 +280,21 @@ def test_only_the_newest_where_saves_come_faster_than_scores(
     assert cancelled == {"step-2": "overtaken by step-5"}
 
 
+def test_suites_may_have_rates_of_their_own(site: Site) -> None:
+    site.saves(500, 1000, 1500, 2000).once(steps=1000, most=9)
+    assert site.asked == ["step-2000", "step-1000"]
+
+
+def test_a_run_of_a_step_that_is_left_out_goes_on(site: Site) -> None:
+    site.saves(500, 1000).has_run(500, Phase.INCOMPLETE).once(steps=1000)
+    assert site.asked == ["step-1000", "step-500"]
+
+
+def test_the_newest_is_one_whose_step_counts(site: Site) -> None:
+    site.saves(1000, 2000, 2500).once(steps=1000, newest=True)
+    assert site.asked == ["step-2000"]
+
+
 def test_a_run_that_has_responses_is_not_overtaken(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -541,7 +556,7 @@ def test_what_the_command_line_asks_for(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     class Spy:
         def __init__(
-            self, _: Path, __: Pattern, settings: Settings, suite: Suite, *___: Any
+            self, _: Path, __: Pattern, settings: Settings, suite: Suite, *___: Any, **____: Any
         ) -> None:
             looks.append((settings, suite))
 

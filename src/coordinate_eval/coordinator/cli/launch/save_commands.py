@@ -72,6 +72,12 @@ _Newest = Annotated[
         "--newest",
     ),
 ]
+_Steps = Annotated[
+    int,
+    option(
+        _WATCH, "N", "Evaluate only checkpoints whose step is a multiple of N.", "--steps", min=1
+    ),
+]
 _Average = Annotated[
     int | None,
     option(
@@ -131,6 +137,7 @@ def watch(
     marker: _Marker = None,
     most: _Most = None,
     newest: _Newest = False,
+    steps: _Steps = 1,
     average: _Average = None,
     cron: _Cron = False,
     log: _Log = None,
@@ -184,12 +191,13 @@ def watch(
         suite,
         ask,
         quiet,
-        marker,
-        most,
-        dry_run,
-        newest,
-        strict,
-        average or 0,
+        marker=marker,
+        most=most,
+        dry=dry_run,
+        newest=newest,
+        steps=steps,
+        strict=strict,
+        last=average or 0,
     )
     if cron:
         job = cron_job(folder, sys.argv[2:], every, settings)

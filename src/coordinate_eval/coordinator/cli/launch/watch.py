@@ -109,6 +109,8 @@ class Watch:
     dry: bool = False
     newest: bool = False
     """Evaluate no checkpoint that a newer one has overtaken while it waited."""
+    steps: int = 1
+    """Evaluate only checkpoints whose step is a multiple of this number."""
     strict: bool = False
     """Start no run without the datasets whose tasks are missing."""
     last: int = 0
@@ -138,6 +140,7 @@ class Watch:
         for line in [] if self.dry else supervise_from_here(self.settings):
             say(line)
         seen = self._seen() if self.folder is not None else []
+        self._leave_out_steps(seen)
         if self.newest:
             self._pass_over(seen)
         if any(each.wanted for each in seen):
@@ -213,6 +216,14 @@ class Watch:
                 known = tasks.get(found[0][1].nonce) if found else None
                 seen.append(_of_run(each, *found[0], known) if found else self._of_none(each))
         return seen
+
+    def _leave_out_steps(self, seen: list[_Seen]) -> None:
+        """Start no run of a step that is no multiple of `steps`."""
+        for each in seen:
+            step = each.saved.step
+            if each.wanted and each.run is None and self.steps > 1 and (step or 1) % self.steps:
+                no = "its name tells no step" if step is None else f"no multiple of {self.steps}"
+                each.wanted, each.state = False, f"left out: {no}"
 
     def _pass_over(self, seen: list[_Seen]) -> None:
         """Leave out what is older than the newest. Once that has a run, cancel others that wait."""
