@@ -44,7 +44,7 @@ CONVERT = """
 import json, resource, sys, time
 from pathlib import Path
 import torch
-from coordinate_eval.coordinator.inputs.checkpoints import dcp, torch_file
+from coordinate_eval.coordinator.inputs.checkpoints.formats import dcp, torch_file
 from coordinate_eval.coordinator.workers.on_node import convert
 source, target = map(Path, sys.argv[1:])
 began = time.perf_counter()

@@ -55,7 +55,7 @@ class _Row(NamedTuple):
     text: str
     """The type of its language model, which may be the same."""
     checks: str
-    """The checks that hold for its checkpoints: letters, see `inputs/checkpoints/fit.py`."""
+    """The checks that hold for its checkpoints: letters, see `inputs/checkpoints/model/fit.py`."""
     numbers: Mapping[str, int]
 
 

@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 from tests.tiny import need, tiny_model
 
-from coordinate_eval.coordinator.inputs.checkpoints import fit
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
+from coordinate_eval.coordinator.inputs.checkpoints.model import fit
 from coordinate_eval.coordinator.inputs.settings import Settings, TrialSettings
 from coordinate_eval.coordinator.planning.new_run import Inputs
 from coordinate_eval.records import Checkpoint, EngineSettings, Suite

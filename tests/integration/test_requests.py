@@ -19,7 +19,7 @@ from tests.request_caches import MAX_LENGTH, Home, requests
 from tests.runs import PATIENCE_SECONDS
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.inputs.checkpoints import fit
+from coordinate_eval.coordinator.inputs.checkpoints.model import fit
 from coordinate_eval.coordinator.prompts import request_cache
 from coordinate_eval.coordinator.prompts.building import Progress, build_all
 from coordinate_eval.coordinator.prompts.request_cache import Builder, Built, link

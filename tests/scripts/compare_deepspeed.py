@@ -67,7 +67,7 @@ def compare(folder: Path) -> str:
     import torch
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-    from coordinate_eval.coordinator.inputs.checkpoints import deepspeed_zero
+    from coordinate_eval.coordinator.inputs.checkpoints.formats import deepspeed_zero
 
     (step,) = folder.glob("global_step*")
     found = deepspeed_zero.find(step, sorted(entry.name for entry in step.iterdir()), ())

@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import save_file
 from tests.checkpoints import archive, described
 
-from coordinate_eval.coordinator.inputs.checkpoints import safetensors_file, torch_file
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
+from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file, torch_file
 from coordinate_eval.coordinator.workers.on_node import convert
 from coordinate_eval.errors import UserError
 

@@ -129,6 +129,7 @@ def test_half_a_mapping_and_half_a_model_are_told_with_their_tensors(
 
 def test_an_own_mapping_is_kept_in_the_checkpoint(model: Path, tmp_path: Path) -> None:
     from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+    from coordinate_eval.coordinator.inputs.checkpoints import reading
 
     folder = tmp_path / "step-1"
     shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -141,7 +142,7 @@ def test_an_own_mapping_is_kept_in_the_checkpoint(model: Path, tmp_path: Path) -
     found = checkpoints.inspect(folder, mapping=own)
     own.unlink()
     read_again = type(found).model_validate_json(found.model_dump_json())
-    assert checkpoints.source(read_again).tensors.keys() == state.keys()
+    assert reading.source(read_again).tensors.keys() == state.keys()
     assert checkpoints.unchanged(read_again)
 
 

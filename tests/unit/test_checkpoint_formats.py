@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import save_file
 from tests.checkpoints import refused, sides
 
-from coordinate_eval.coordinator.inputs.checkpoints import safetensors_file
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
-from coordinate_eval.coordinator.inputs.checkpoints.formats import recognized
+from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
+from coordinate_eval.coordinator.inputs.checkpoints.formats.unread import recognized
 from coordinate_eval.errors import UserError
 
 # What trainers leave in a folder, and words of what is said. A name with a slash is in a folder.

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.tiny import tiny_model
 
-from coordinate_eval.coordinator.inputs.checkpoints import torch_file
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
+from coordinate_eval.coordinator.inputs.checkpoints.formats import torch_file
 from coordinate_eval.coordinator.workers.on_node import convert
 from coordinate_eval.errors import UserError
 

@@ -17,9 +17,9 @@ from tests.checkpoints import refused, sides
 from tests.mutations import mutated_bytes
 from tests.random_examples import examples
 
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoints import dcp as reader
+from coordinate_eval.coordinator.inputs.checkpoints import reading
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
+from coordinate_eval.coordinator.inputs.checkpoints.formats import dcp as reader
 from coordinate_eval.coordinator.workers.on_node import convert
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import CheckpointFormat
@@ -44,7 +44,7 @@ def saved(folder: Path, content: dict[str, Any]) -> Path:
 
 
 def tensors(folder: Path) -> dict[str, Any]:
-    source = checkpoints.source(inspect(folder))
+    source = reading.source(inspect(folder))
     return {name: source.read(name) for name in source.tensors}
 
 
@@ -91,7 +91,7 @@ def test_it_is_written_as_safetensors(tmp_path: Path) -> None:
     folder = saved(tmp_path / "step-1", {"model": state(), "optimizer": {"x": torch.zeros(99)}})
     found = inspect(folder)
     (tmp_path / "to").mkdir()
-    convert.write(checkpoints.source(found), tmp_path / "to", lambda _: None)
+    convert.write(reading.source(found), tmp_path / "to", lambda _: None)
     written = load_file(tmp_path / "to" / "model.safetensors")
     assert equal(written, state())
     assert found.bytes == sum(tensor.nbytes for tensor in written.values())

@@ -8,7 +8,8 @@ import pytest
 from tests import rank_checkpoints
 from tests.checkpoints import refused, sides
 
-from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect, source
+from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
+from coordinate_eval.coordinator.inputs.checkpoints.reading import source
 from coordinate_eval.records import CheckpointFormat
 
 torch = pytest.importorskip("torch")

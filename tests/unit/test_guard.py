@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import save_file
 from tests import trainers
 
-from coordinate_eval.coordinator.inputs.checkpoints import guard, safetensors_file
+from coordinate_eval.coordinator.inputs.checkpoints import guard
+from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Stored, Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.guard import Architecture
-from coordinate_eval.coordinator.inputs.checkpoints.sources import Stored, Tensor
 from coordinate_eval.errors import WeightsRefused
 
 

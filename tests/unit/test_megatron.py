@@ -10,8 +10,9 @@ import pytest
 from tests import rank_checkpoints, trainers
 from tests.checkpoints import refused
 
-from coordinate_eval.coordinator.inputs.checkpoints import megatron
-from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect, source
+from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
+from coordinate_eval.coordinator.inputs.checkpoints.formats import megatron
+from coordinate_eval.coordinator.inputs.checkpoints.reading import source
 from coordinate_eval.records import CheckpointFormat
 
 torch = pytest.importorskip("torch")

@@ -16,7 +16,7 @@ from tests.mixes import Held, adapted, saved
 from tests.tiny import tiny_model
 
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoints import guard
+from coordinate_eval.coordinator.inputs.checkpoints import guard, reading
 from coordinate_eval.coordinator.inputs.checkpoints.average import Average, Members, members
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
@@ -312,7 +312,7 @@ def test_an_adapter_with_more_tokens_is_judged_by_the_vocabulary_that_it_has(
         if name in ("model.embed_tokens.weight", "lm_head.weight")
     }
     found = inspect(written_adapter(tmp_path / "grown", steps[0], grown))
-    verdict = guard.judge(found, checkpoints.source(found))
+    verdict = guard.judge(found, reading.source(found))
     assert verdict.differences is not None
     assert not verdict.why
 
@@ -325,7 +325,7 @@ def test_an_output_layer_of_its_own_is_not_dropped_where_the_config_ties(
     state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
     files.save_file(state, tied / "model.safetensors")
     one = inspect(tied)
-    guard.check_tied(one, checkpoints.source(one))
+    guard.check_tied(one, reading.source(one))
 
     state["lm_head.weight"][0, 0] += 1
     files.save_file(state, tied / "model.safetensors")
@@ -334,7 +334,7 @@ def test_an_output_layer_of_its_own_is_not_dropped_where_the_config_ties(
     torch.save(state, named / "model.pt")
     for each in (inspect(tied), inspect(members([tied, tied], None)), inspect(named)):
         with pytest.raises(WeightsRefused, match=r"lm_head\.weight differs from"):
-            guard.check_tied(each, checkpoints.source(each))
+            guard.check_tied(each, reading.source(each))
 
 
 def test_two_adapters_in_one_file_are_refused(steps: list[Path], tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from tests.random_examples import examples
 
 from coordinate_eval._gpus import memory_gib
 from coordinate_eval.coordinator.inputs import cluster_file
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint, safetensors_file, torch_file
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint
+from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file, torch_file
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.planning import planner, reviewed_plan
 from coordinate_eval.coordinator.planning.places.degree import tensor_parallel

@@ -12,17 +12,17 @@ from safetensors.torch import save_file
 from tests import trainers
 
 from coordinate_eval._text_config import TextConfig, text_config
-from coordinate_eval.coordinator.inputs.checkpoints import safetensors_file
-from coordinate_eval.coordinator.inputs.checkpoints.names import mapping, patterns
-from coordinate_eval.coordinator.inputs.checkpoints.names.patterns import Numbers
-from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import Renamed
-from coordinate_eval.coordinator.inputs.checkpoints.sources import (
+from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
     Box,
     Layout,
     Stored,
     Tensor,
     put_together,
 )
+from coordinate_eval.coordinator.inputs.checkpoints.names import mapping, patterns
+from coordinate_eval.coordinator.inputs.checkpoints.names.patterns import Numbers
+from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import Renamed
 from coordinate_eval.coordinator.inputs.suites.located_yaml import Source
 from coordinate_eval.errors import UserError
 from coordinate_eval.records.names import Rule, TensorMapping

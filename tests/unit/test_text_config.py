@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from coordinate_eval._text_config import text_config
-from coordinate_eval.coordinator.inputs.checkpoints.context import context
-from coordinate_eval.coordinator.inputs.checkpoints.model_shape import model_shape
+from coordinate_eval.coordinator.inputs.checkpoints.model.context import context
+from coordinate_eval.coordinator.inputs.checkpoints.model.model_shape import model_shape
 
 FILE = Path("config.json")
 INNER = {

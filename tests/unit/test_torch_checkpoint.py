@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tests.checkpoints import of_torch, refused, sides
 
-from coordinate_eval.coordinator.inputs.checkpoints import torch_pickle
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
+from coordinate_eval.coordinator.inputs.checkpoints.formats import torch_pickle
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import CheckpointFormat
 

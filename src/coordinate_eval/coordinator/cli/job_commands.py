@@ -240,14 +240,14 @@ def guard(run_dir: Path) -> None:
     """Say on stdout, as a line of JSON, why the tensors of a run's checkpoint are refused."""
     import json
 
-    from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
     from coordinate_eval.coordinator.inputs.checkpoints import guard as guards
+    from coordinate_eval.coordinator.inputs.checkpoints import reading
     from coordinate_eval.coordinator.run import lease
     from coordinate_eval.coordinator.run.records import read_run
 
     end_with_parent_if_asked()
     checkpoint = lease.leased(read_run(enter(run_dir)))
-    found = guards.judge(checkpoint, checkpoints.source(checkpoint))
+    found = guards.judge(checkpoint, reading.source(checkpoint))
     sys.stdout.write(f"{json.dumps(found.why)}\n")
 
 

@@ -14,14 +14,12 @@ from rich.table import Table
 from coordinate_eval._format import brief, plural, size
 from coordinate_eval._text_config import text_config
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
-from coordinate_eval.coordinator.inputs.checkpoints import (
-    checkpoint as checkpoints,
-)
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, guard
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, finding, guard, reading
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.names import mapping as mappings
 from coordinate_eval.coordinator.inputs.checkpoints.names import patterns
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
-from coordinate_eval.coordinator.inputs.checkpoints.sources import Tensor
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint
 
@@ -94,7 +92,7 @@ def examine(asked: Asked) -> _Report:
             files = list(map(Path, found.files))
             beside = next((file for file in files if file.name == "config.json"), None)
         else:
-            beside, files = checkpoints.find_beside(asked.path, **stand_ins)
+            beside, files = finding.find_beside(asked.path, **stand_ins)
         report.config = str(beside) if beside else None
         names = {file.name for file in files}
         report.tokenizer = [name for name in checkpoint_files.TOKENIZER_FILES if name in names]
@@ -104,11 +102,11 @@ def examine(asked: Asked) -> _Report:
     stored: Mapping[str, Tensor] = {}
     with contextlib.suppress(UserError, OSError):
         if found is not None:
-            stored = checkpoints.source(found.model_copy(update={"mapping": None})).tensors
+            stored = reading.source(found.model_copy(update={"mapping": None})).tensors
             weights = list(map(Path, found.weights or found.all_weights))
             report.format = found.format.value
         else:
-            raw = checkpoints.find(asked.path)
+            raw = finding.find(asked.path)
             stored, weights, report.format = raw.source.tensors, list(raw.weights), raw.format.value
         report.files, report.bytes = len(weights), sum(file.stat().st_size for file in weights)
     report.tensors = _groups(stored)
@@ -154,7 +152,7 @@ def _check(report: _Report, found: Checkpoint, asked: Asked) -> None:
     """Compare a checkpoint with its architecture, and look at all of its numbers."""
     from coordinate_eval.coordinator.workers.on_node import against
 
-    opened = checkpoints.source(found)
+    opened = reading.source(found)
     differences, why = guard.judge(found, opened)
     report.checked = {"architecture": differences is not None, "compared": None}
     if differences is not None:

@@ -13,9 +13,9 @@ import yaml
 
 from coordinate_eval._format import brief, plural
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
-from coordinate_eval.coordinator.inputs.checkpoints.fit import FLOATS
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source, Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.merged import Merged
-from coordinate_eval.coordinator.inputs.checkpoints.sources import Source, Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.model.fit import FLOATS
 from coordinate_eval.errors import UserError
 
 if TYPE_CHECKING:

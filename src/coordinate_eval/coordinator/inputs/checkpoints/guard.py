@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 from coordinate_eval._format import brief, plural
 from coordinate_eval._text_config import text_config
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
-from coordinate_eval.coordinator.inputs.checkpoints.fit import (
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, reading
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source, Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.model.fit import (
     FLOATS,
     is_embedding,
     is_output,
     ties_embeddings,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import OUTPUTS, Renamed
-from coordinate_eval.coordinator.inputs.checkpoints.sources import Source, Tensor
 from coordinate_eval.errors import WeightsRefused
 from coordinate_eval.records import Checkpoint
 
@@ -194,7 +194,7 @@ class Verdict(NamedTuple):
 def judge(checkpoint: Checkpoint, source: Source) -> Verdict:
     """Compare a checkpoint with its architecture."""
     config = next(Path(file) for file in checkpoint.files if Path(file).name == "config.json")
-    whole = checkpoints.config_of(source, checkpoint_files.read_json(config, _MOST_CONFIG_BYTES))
+    whole = reading.config_of(source, checkpoint_files.read_json(config, _MOST_CONFIG_BYTES))
     # The language model of a larger one has other names in it. ModelOpt tells of quantized weights
     # in a file of its own.
     others = checkpoints.MODELOPT in (Path(file).name for file in checkpoint.files)
@@ -280,10 +280,10 @@ def check_tied(checkpoint: Checkpoint, source: Source) -> None:
         WeightsRefused: It is another one.
     """
     for part in checkpoint.parts:
-        check_tied(part, checkpoints.source(part))
+        check_tied(part, reading.source(part))
     if checkpoint.parts or checkpoint.quantization:
         return
-    if not ties_embeddings(*checkpoints.text_config_of(checkpoint)):
+    if not ties_embeddings(*reading.text_config_of(checkpoint)):
         return
     left_out = source.tied if isinstance(source, Renamed) else ()
     stored = [name for name in source.tensors if is_output(name) and name.endswith(OUTPUTS)]

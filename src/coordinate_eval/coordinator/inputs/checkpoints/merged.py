@@ -16,12 +16,8 @@ from coordinate_eval.coordinator.inputs.checkpoints.adapter import (
     Found,
     Names,
 )
-from coordinate_eval.coordinator.inputs.checkpoints.fit import (
-    FLOATS,
-    is_embedding,
-    is_output,
-)
-from coordinate_eval.coordinator.inputs.checkpoints.sources import Layout, Source, Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Layout, Source, Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.model.fit import FLOATS, is_embedding, is_output
 from coordinate_eval.errors import UserError
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoints import safetensors_file
-from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import ITEM_BYTES
+from coordinate_eval.coordinator.inputs.checkpoints import reading
+from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
+from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import ITEM_BYTES
 from coordinate_eval.records import Checkpoint
 
 _LAYER = re.compile(r"(.*?(?:^|\.)(?:layers|layer|h|blocks|block))\.(\d{1,6})\.")
@@ -69,7 +69,7 @@ def bytes_of_nodes(checkpoint: Checkpoint, nodes: int) -> list[int]:
     if checkpoint.converted:
         sizes = {
             name: math.prod(shape) * ITEM_BYTES[dtype]
-            for name, (dtype, shape) in checkpoints.source(checkpoint).tensors.items()
+            for name, (dtype, shape) in reading.source(checkpoint).tensors.items()
         }
         needed = (needed_of(checkpoint, sizes, place, nodes) for place in range(nodes))
         return [sum(sizes[name] for name in names) for names in needed]

@@ -17,7 +17,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, dcp
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.coordinator.inputs.checkpoints.formats import dcp
 from coordinate_eval.errors import UserError
 
 NUMBER: Final = r"[0-9]+(?:\.[0-9]+)?[kKmM]?"

@@ -17,8 +17,7 @@ from pydantic import Field, ValidationError
 from coordinate_eval import _user_files
 from coordinate_eval._format import brief
 from coordinate_eval._reference import SCHEMA, logprobs
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoints import clean_files
+from coordinate_eval.coordinator.inputs.checkpoints import clean_files, reading
 from coordinate_eval.coordinator.workers.on_node import convert
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, Record
@@ -70,8 +69,8 @@ def check(checkpoint: Checkpoint, file: Path) -> Compared:
         folder = Path(made)
         clean_files.copy(checkpoint.files, folder)
         if checkpoint.converted:
-            opened = checkpoints.source(checkpoint)
-            checkpoints.write_config(opened, folder)
+            opened = reading.source(checkpoint)
+            reading.write_config(opened, folder)
             convert.write(opened, folder, lambda _: None)
         else:
             for weights in map(Path, checkpoint.weights):

@@ -24,12 +24,8 @@ from pydantic import ConfigDict, Field
 from coordinate_eval import _files
 from coordinate_eval._format import size
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoints import (
-    clean_files,
-    guard,
-    pipeline,
-    safetensors_file,
-)
+from coordinate_eval.coordinator.inputs.checkpoints import clean_files, guard, pipeline, reading
+from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
 from coordinate_eval.coordinator.workers.on_node import convert, node_memory
 from coordinate_eval.coordinator.workers.on_node.copying import copy_files
 from coordinate_eval.coordinator.workers.signals import ignore_signals
@@ -209,8 +205,8 @@ def _copy_all(
                 f"no keeper has converted {source.path}, and a trial's memory has no room for it: "
                 "see the keeper's log, or raise [trial] memory_gib"
             )
-        opened = checkpoints.source(source)
-        checkpoints.write_config(opened, folder)
+        opened = reading.source(source)
+        reading.write_config(opened, folder)
         needed = None if part[1] == 1 else pipeline.needed_of(source, opened.tensors, *part)
         guard.check_tied(source, opened)
         convert.write(opened, folder, report, needed)

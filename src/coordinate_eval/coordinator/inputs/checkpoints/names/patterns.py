@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from coordinate_eval._format import brief
 from coordinate_eval._text_config import HEADS, KV_HEADS, WIDTHS, TextConfig
-from coordinate_eval.coordinator.inputs.checkpoints.layers import EXPERTS, LAYERS
+from coordinate_eval.coordinator.inputs.checkpoints.model.layers import EXPERTS, LAYERS
 from coordinate_eval.errors import UserError
 from coordinate_eval.records.names import Rule
 

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from coordinate_eval._format import brief
 from coordinate_eval._text_config import TextConfig
-from coordinate_eval.coordinator.inputs.checkpoints.names import patterns
-from coordinate_eval.coordinator.inputs.checkpoints.names.patterns import Numbers, pattern
-from coordinate_eval.coordinator.inputs.checkpoints.sources import (
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
     Box,
     Layout,
     Source,
@@ -22,6 +20,8 @@ from coordinate_eval.coordinator.inputs.checkpoints.sources import (
     put_together,
     window,
 )
+from coordinate_eval.coordinator.inputs.checkpoints.names import patterns
+from coordinate_eval.coordinator.inputs.checkpoints.names.patterns import Numbers, pattern
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import names
 

@@ -16,10 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coordinate_eval._format import brief
-from coordinate_eval.coordinator.inputs.checkpoints import dcp, rank_files, torch_file
-from coordinate_eval.coordinator.inputs.checkpoints.rank_files import RankFile
-from coordinate_eval.coordinator.inputs.checkpoints.sources import Box, Layout, Source, Stored
-from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import (
+from coordinate_eval.coordinator.inputs.checkpoints.formats import dcp, rank_files, torch_file
+from coordinate_eval.coordinator.inputs.checkpoints.formats.rank_files import RankFile
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
+    Box,
+    Layout,
+    Source,
+    Stored,
+)
+from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import (
     ITEM_BYTES,
     Object,
     StoredTensor,

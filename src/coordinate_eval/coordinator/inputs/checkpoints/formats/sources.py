@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
-from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import ITEM_BYTES
+from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import ITEM_BYTES
 from coordinate_eval.errors import UserError
 
 if TYPE_CHECKING:

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coordinate_eval._format import brief
-from coordinate_eval.coordinator.inputs.checkpoints import torch_file
-from coordinate_eval.coordinator.inputs.checkpoints.sources import Layout
-from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import ANY_CLASS, StoredTensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats import torch_file
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Layout
+from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import (
+    ANY_CLASS,
+    StoredTensor,
+)
 from coordinate_eval.errors import UserError
 
 

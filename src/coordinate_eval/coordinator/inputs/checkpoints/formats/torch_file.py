@@ -16,13 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from coordinate_eval import _format
-from coordinate_eval.coordinator.inputs.checkpoints import (
-    checkpoint_files,
-    safetensors_file,
-    torch_pickle,
-)
-from coordinate_eval.coordinator.inputs.checkpoints.sources import Box, Layout, Stored
-from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import (
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file, torch_pickle
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Box, Layout, Stored
+from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import (
     HOW_TO_SAVE,
     ITEM_BYTES,
     StoredTensor,

@@ -18,14 +18,19 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from coordinate_eval._format import brief, plural
-from coordinate_eval.coordinator.inputs.checkpoints import (
-    checkpoint_files,
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.coordinator.inputs.checkpoints.formats import (
     safetensors_file,
     torch_file,
     torch_pickle,
 )
-from coordinate_eval.coordinator.inputs.checkpoints.sources import Box, Layout, Stored, contiguous
-from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import (
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
+    Box,
+    Layout,
+    Stored,
+    contiguous,
+)
+from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import (
     ITEM_BYTES,
     Object,
     StoredTensor,

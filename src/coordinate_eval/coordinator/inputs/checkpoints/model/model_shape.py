@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 from coordinate_eval import _format
 from coordinate_eval._text_config import HEADS, KV_HEADS, WIDTHS, TextConfig
-from coordinate_eval.coordinator.inputs.checkpoints.context import MOST_TOKENS, context
-from coordinate_eval.coordinator.inputs.checkpoints.layers import Layers, flat, layers_of
-from coordinate_eval.coordinator.inputs.checkpoints.quantized import (
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import ITEM_BYTES
+from coordinate_eval.coordinator.inputs.checkpoints.model.context import MOST_TOKENS, context
+from coordinate_eval.coordinator.inputs.checkpoints.model.layers import Layers, flat, layers_of
+from coordinate_eval.coordinator.inputs.checkpoints.model.quantized import (
     UNPACKED,
     Quantized,
     parameters_in,
 )
-from coordinate_eval.coordinator.inputs.checkpoints.sources import Tensor
-from coordinate_eval.coordinator.inputs.checkpoints.torch_pickle import ITEM_BYTES
 from coordinate_eval.errors import UserError
 
 ALIKE = 1.15

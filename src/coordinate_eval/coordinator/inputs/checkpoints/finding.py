@@ -1,0 +1,255 @@
+"""The files of a checkpoint: its weights, its config and its tokenizer, wherever they lie.
+
+Files that are missing, torn or still being written are reported before anything is submitted.
+"""
+
+import contextlib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from coordinate_eval import _format
+from coordinate_eval._format import brief
+from coordinate_eval.coordinator.inputs.checkpoints import (
+    adapter,
+    checkpoint_files,
+    folder_file,
+    reading,
+)
+from coordinate_eval.coordinator.inputs.checkpoints.formats import (
+    safetensors_file,
+    torch_file,
+    unread,
+)
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source
+from coordinate_eval.coordinator.inputs.checkpoints.model.layers import LAYERS
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import CheckpointFormat
+
+
+class Found(NamedTuple):
+    """What a folder or file is, as far as that can be told."""
+
+    place: Path
+    format: CheckpointFormat
+    weights: Sequence[Path]
+    source: Source
+    """Its tensors by the names that they are stored under."""
+
+
+def find(path: Path) -> Found:
+    """Find the weights at `path`, whatever else is missing there.
+
+    Raises:
+        UserError: There are none, or a file is torn.
+    """
+    place = resolve(path)
+    weights, kind, extra = find_weights(place)
+    check_weights(weights)
+    return Found(place, kind, weights, reading.stored(kind, weights, extra))
+
+
+def find_beside(
+    path: Path, *, config: Path | None = None, tokenizer: Path | None = None
+) -> tuple[Path | None, list[Path]]:
+    """Return the config of a checkpoint and the files of its tokenizer, where they are found."""
+    place = resolve(path)
+    beside = [*([place] if place.is_dir() else []), place.parent, path.absolute().parent]
+    told = folder_file.of(place)
+    config = config or told.unless(beside, "config", [reading.CONFIG])
+    tokenizer = tokenizer or told.unless(beside, "tokenizer", checkpoint_files.TOKENIZERS)
+    files: list[Path] = []
+    config_file = None
+    with contextlib.suppress(UserError):
+        config_file = find_config(place, beside, config)
+    with contextlib.suppress(UserError):
+        files = find_tokenizer(place, beside, tokenizer)
+    return config_file, files
+
+
+def find_weights(place: Path) -> tuple[list[Path], CheckpointFormat, list[Path]]:
+    """Return the weight files, their format, and small files that belong to them.
+
+    They may lie in the folder that a trainer's folder names as its last step.
+    """
+    names = [place.name] if place.is_file() else sorted(entry.name for entry in place.iterdir())
+    words, parts = unread.recognized(place, names)
+    found = _found(place, names, parts)
+    if found is None and (own := adapter.find(place)):
+        return own, CheckpointFormat.ADAPTER, []
+    last = unread.last(place, names)
+    if last and last.is_dir() and (found is None or _is_hull(*found)):
+        inside = sorted(entry.name for entry in last.iterdir())
+        inner, told = unread.recognized(last, inside)
+        found = _found(last, inside, told) or found
+        found = found or _lone(place, names, parts) or _lone(last, inside, told)
+        words, parts = inner or words, parts | told
+    if found := found or _lone(place, names, parts):
+        return found
+    if last and not last.is_dir():
+        raise UserError(
+            f"checkpoint {place} names {brief(last.name)} as its last step, which is not there. "
+            "Copy it there, or give another step"
+        )
+    if place.is_file():
+        raise UserError(
+            words
+            or f"checkpoint {place} is a file, but not a .pt, .pth or .bin file. "
+            "Give the folder for safetensors"
+        )
+    words = words or _none(place, names, torch_file.candidates(place, names, parts))
+    raise UserError(". ".join(filter(None, (words, unread.below(place, names)))))
+
+
+def _found(
+    place: Path, names: Sequence[str], parts: Collection[str]
+) -> tuple[list[Path], CheckpointFormat, list[Path]] | None:
+    for kind, reader in reading.READERS.items():
+        if found := reader.find(place, names, parts):
+            weights, extra = found
+            return weights, kind, extra
+    return None
+
+
+def _lone(
+    place: Path, names: Sequence[str], parts: Collection[str]
+) -> tuple[list[Path], CheckpointFormat, list[Path]] | None:
+    found = torch_file.lone(place, names, parts)
+    return (found, CheckpointFormat.TORCH, []) if found else None
+
+
+def _is_hull(weights: Sequence[Path], kind: CheckpointFormat, extra: Sequence[Path]) -> bool:
+    """Return whether files have empty tensors: ZeRO 3 saves some where it gathers no weights."""
+    tensors = reading.READERS[kind].open_source(weights, extra).tensors.values()
+    return any(tensor.shape == (0,) for tensor in tensors)
+
+
+def _none(place: Path, names: Sequence[str], files: Sequence[Path]) -> str:
+    """Return words about a folder in which the weights are not found."""
+    single, index = safetensors_file.SINGLE, safetensors_file.INDEX
+    if any(name.endswith(".safetensors") for name in names):
+        return (
+            f"checkpoint {place} has safetensors, but neither {single} nor {index}, which is "
+            "written last. Wait until it is saved, or save it with save_pretrained"
+        )
+    if files:
+        shown = ", ".join(repr(file.name) for file in files[:8])
+        return (
+            f"checkpoint {place} has {len(files)} files that may hold the weights ({shown}). "
+            "Name one of them; shards must be saved again with save_pretrained"
+        )
+    shown = f"only {', '.join(map(repr, names[:8]))}" if names else "nothing"
+    return (
+        f"checkpoint {place} has no weights ({single}, {index}, or one .pt, .pth or .bin): "
+        f"it holds {shown}. If it is being written, try again afterwards"
+    )
+
+
+def find_config(place: Path, beside: list[Path], given: Path | None) -> Path:
+    """Return the config.json of a checkpoint: in `given`, else the first of a model beside it."""
+    where, folders = _where_to_look(place, beside, given)
+    if given is not None and where.is_file() and where.name != "config.json":
+        raise UserError(f"config {given} must be named config.json: engines look for that")
+    found = [each for f in folders for each in checkpoint_files.present(f, ["config.json"])]
+    if found:  # a trainer's own may lie beside a checkpoint, and the model's above it
+        return next(filter(_is_of_model, found), found[0]) if len(found) > 1 else found[0]
+    raise UserError(
+        f"{where} has no config.json. Put the model's there in Hugging Face's format, give "
+        f"--config FILE, or name it in a {folder_file.NAME} in the folder of the checkpoints: "
+        "config: FILE"
+    )
+
+
+def _is_of_model(file: Path) -> bool:
+    """Return whether a config describes a model in Hugging Face's format, not a training."""
+    whole = checkpoint_files.read_json(file, reading.MOST_CONFIG_BYTES)
+    return any(key in whole for key in ("model_type", "architectures", "text_config", *LAYERS))
+
+
+def find_tokenizer(place: Path, beside: list[Path], given: Path | None) -> list[Path]:
+    """Return the files of a checkpoint's tokenizer: in `given`, else beside it."""
+    where, folders = _where_to_look(place, beside, given)
+    for folder in folders:
+        if checkpoint_files.present(folder, checkpoint_files.TOKENIZERS):
+            return checkpoint_files.present(folder, checkpoint_files.TOKENIZER_FILES)
+    raise UserError(
+        f"{where} has no tokenizer (tokenizer.json, tokenizer.model, or vocabulary files). Put "
+        f"the model's there, give --tokenizer FOLDER, or name it in a {folder_file.NAME} in the "
+        "folder of the checkpoints: tokenizer: FOLDER"
+    )
+
+
+def _where_to_look(place: Path, beside: list[Path], given: Path | None) -> tuple[Path, list[Path]]:
+    """Return a place for messages, and its folders: that of a given file, else the checkpoint's."""
+    if given is None:
+        return place, beside
+    try:
+        where = given.resolve(strict=True)
+    except (FileNotFoundError, RuntimeError, ValueError) as error:
+        raise UserError(f"{given} does not exist") from error
+    return where, [where if where.is_dir() else where.parent]
+
+
+def resolve(path: Path) -> Path:
+    """Return where a checkpoint is, without links."""
+    try:
+        place = path.resolve(strict=True)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"checkpoint {path} does not exist. Check the path, and whether this machine "
+            "mounts the file system it is on"
+        ) from error
+    except (RuntimeError, ValueError) as error:  # a circle of links; a NUL in the name
+        raise UserError(f"checkpoint {path!r} is not a usable path: {error}") from error
+    as_text(place)
+    return place
+
+
+def check_weights(weights: Sequence[Path]) -> None:
+    """Check the first bytes of each weight file.
+
+    Raises:
+        UserError: A file is empty, or something else stands in its place.
+    """
+    for file in weights:
+        checkpoint_files.check_link(file)
+        with checkpoint_files.opened(file, weights=True) as opened:
+            if not (head := opened.read(checkpoint_files.HEAD_BYTES)):
+                raise UserError(f"{file} is empty. If it is being written, try again afterwards")
+            checkpoint_files.check_head(file, head)
+
+
+def check_files(files: Sequence[Path]) -> None:
+    """Check the small files of a checkpoint.
+
+    A torn tokenizer.json is known by its ends: to parse the file takes seconds and much memory.
+
+    Raises:
+        UserError: They have more bytes than a node gets, or the tokenizer is empty or torn.
+    """
+    sizes = {file: file.stat().st_size for file in files}
+    most = checkpoint_files.MOST_SIDE_BYTES_IN_ALL
+    if sum(sizes.values()) > most:
+        largest = max(sizes, key=lambda file: sizes[file])
+        raise UserError(
+            f"the files beside the weights have {_format.size(sum(sizes.values()))}, more than "
+            f"the {_format.size(most)} that a checkpoint may have. The largest is {largest}"
+        )
+    for file in files:
+        if file.name in checkpoint_files.TOKENIZERS and file.is_file() and not file.stat().st_size:
+            raise UserError(f"{file} is empty. Copy it again, or save the tokenizer again")
+        if file.name == "tokenizer.json":
+            content = checkpoint_files.read(file).strip()
+            if not (content.startswith(b"{") and content.endswith(b"}")):
+                raise UserError(
+                    f"{file} is torn: it is no JSON object. If it is being written, try again "
+                    "afterwards; else save the tokenizer again"
+                )
+
+
+def as_text(path: Path) -> str:
+    """Return the path as text for records, which are UTF-8."""
+    try:
+        return str(path).encode().decode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"the name of {path!r} is not UTF-8: rename it") from error
