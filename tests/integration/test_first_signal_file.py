@@ -100,6 +100,13 @@ class Scored:
         chosen = [r for r in self.responses if r.doc in samples.get(r.task, ())]
         return self.evaluator.finish_part(self.dataset, reversed(chosen), self.answers)
 
+    def documents(self) -> dict[str, list[int]]:
+        """The numbers of the documents that are evaluated, by task."""
+        found: dict[str, dict[int, None]] = {}
+        for noted in self.evaluator.noted(self.dataset, self.responses, self.answers):
+            found.setdefault(noted.task, {})[noted.sample["doc_id"]] = None
+        return {task: list(docs) for task, docs in found.items()}
+
     def whole(self) -> DatasetResults:
         return self.evaluator.finish(self.dataset, self.responses, self.answers)
 
@@ -191,6 +198,36 @@ def test_the_table_has_a_dataset_s_own_scores() -> None:
     assert "5 of 18, 2 of 2 tasks" in text
     assert "tiny_short" not in text
     assert "late" in text
+
+
+@pytest.mark.parametrize("name", ["tiny_group", "tiny_mutual", "tiny_sums", "tiny_votes"])
+def test_a_sample_scores_as_the_harness_scores_it(name: str) -> None:
+    ours = Scored(name, sample=0.4)
+    samples = ours.documents()
+    found, theirs = ours.whole(), reference(name, samples)
+    assert all(len(docs) >= 2 for docs in samples.values())
+    assert found.items < Scored(name).whole().items
+    for task, metrics in theirs.items():
+        for metric, value in metrics.items():
+            assert found.results[task][metric] == (
+                pytest.approx(value) if isinstance(value, float) else value
+            ), (task, metric)
+
+
+def test_a_larger_sample_has_all_items_of_a_smaller_one() -> None:
+    few, more = (
+        {(r.prompt_hash, r.index) for r in Scored("tiny_cloze", sample=share).responses}
+        for share in (0.3, 0.6)
+    )
+    assert few < more
+
+
+def test_a_part_of_a_sample_is_scored_by_its_own_documents() -> None:
+    ours = Scored("tiny_sums", sample=0.5)
+    found = ours.part({"tiny_sums": [0, 2]})
+    of_sample = ours.documents()["tiny_sums"]
+    theirs = reference("tiny_sums", {"tiny_sums": [of_sample[0], of_sample[2]]})
+    assert found.results["tiny_sums"].items() >= theirs["tiny_sums"].items()
 
 
 def test_a_limit_does_not_disturb_a_part() -> None:

@@ -108,6 +108,8 @@ def test_include_path_is_relative_to_the_file(tmp_path: Path) -> None:
         (f"datasets: {'[' * 9000}\n", 1, ""),
         ("datasets:\n- {name: a, task: t, repeats: 1000000000000}\n", 2, "repeats"),
         ("datasets:\n- {name: a, task: t, limit: 0}\n", 2, "limit is 0"),
+        ("datasets:\n- {name: a, task: t, sample: 1.5}\n", 2, "sample is 1.5"),
+        ("datasets:\n- {name: a, task: t, sample: 0.5, limit: 3}\n", 2, "one of them"),
         ("defaults: {limit: -1}\ndatasets: [a]\n", 1, "limit is -1"),
         ("skip: [a]\ndatasets: [b]\n", 1, "needs extends"),
         ("extends: [base]\n", 1, "one suite"),
@@ -304,6 +306,28 @@ def test_a_limit_counts_for_each_task_of_a_dataset() -> None:
     assert prior is not None
     assert (prior.gpu_seconds, prior.cpu_seconds, prior.floor_seconds) == (20, 1, 7)
     assert prior.spread == 0.4
+
+
+def test_a_precision_is_met_or_all_items_are_used() -> None:
+    whole = suite.load("base")
+    few = {d.name: d for d in suite.narrow(whole, precision=0.01).datasets}
+    for dataset in whole.datasets:
+        used, all_of_it = catalogue.items(few[dataset.name]), catalogue.items(dataset)
+        assert used is not None and all_of_it is not None
+        assert used == all_of_it or 0.5 / used**0.5 <= 0.01
+    assert few["arc_challenge"].sample is None
+    assert few["mt_bench"].sample is None  # ratings from 1 to 10
+    assert catalogue.items(few["hellaswag"]) == 2500
+
+
+def test_of_a_dataset_that_nobody_knows_all_items_are_used() -> None:
+    made = suite.narrow(parse("datasets: [{name: a, task: t}]"), precision=0.1)
+    assert made.datasets[0].sample is None
+
+
+def test_a_limit_of_the_suite_stays_where_a_precision_is_asked_for() -> None:
+    made = suite.narrow(parse("datasets: [{name: blimp, task: blimp, limit: 9}]"), precision=0.1)
+    assert (made.datasets[0].limit, made.datasets[0].sample) == (9, None)
 
 
 @given(

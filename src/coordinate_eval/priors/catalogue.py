@@ -79,13 +79,30 @@ def find(dataset: Dataset) -> Entry | None:
 
 
 def items(dataset: Dataset) -> int | None:
-    """Return the items of a dataset after its limit, or None if nothing says how many it has."""
+    """Return the items of a dataset after its limit or of its sample, None if nothing says them."""
     entry = find(dataset)
     whole = dataset.items or (entry.items if entry else None)
-    if whole is None or dataset.limit is None:
-        return whole
+    if whole is None:
+        return None
     alike = entry is not None and dataset.task in (None, entry.task)
-    return min(whole, dataset.limit * (TASKS.get(entry.dataset, 1) if entry and alike else 1))
+    tasks = TASKS.get(entry.dataset, 1) if entry and alike else 1
+    if dataset.limit is not None:
+        whole = min(whole, dataset.limit * tasks)
+    return max(dataset.in_sample(whole), min(whole, 2 * tasks) if dataset.sample else 0)
+
+
+def enough(dataset: Dataset, precision: float) -> float:
+    """Return the share of a dataset's items that gives its score this standard error, at most 1.
+
+    The standard error of a score is `s / √n`, as the harness tells it, and `s` is 0.5 at most for
+    scores of an item between 0 and 1. All items are needed where their number is not known, or a
+    judge gives scores on a scale of its own.
+    """
+    entry = find(dataset)
+    whole = items(dataset.model_copy(update={"sample": None}))
+    if entry is None or entry.kind == "judge" or whole is None:
+        return 1.0
+    return min(1.0, 0.25 / (whole * precision**2))
 
 
 def known_work(dataset: Dataset, built: DatasetRequests | None = None) -> Work | None:
@@ -191,6 +208,7 @@ def expected_context(dataset: Dataset) -> int:
 def guessed_work(dataset: Dataset, items: int) -> Work:
     """Return the work of a dataset with this many items: short questions and answers assumed."""
     items = min(items, dataset.limit or items)
+    items = dataset.in_sample(items)
     requests = float(items * (dataset.repeats or 1))
     return Work(
         items=items,

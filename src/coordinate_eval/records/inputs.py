@@ -1,5 +1,6 @@
 """The inputs of a run: a checkpoint, the datasets of a suite, an engine."""
 
+import math
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -235,18 +236,28 @@ class Dataset(Record):
     num_fewshot: int | None = None
     gen_kwargs: dict[str, Any] = Field(default={})
     limit: int | None = None
+    # Left out where there is none: suites without it keep their digest.
+    sample: float | None = Field(
+        default=None,
+        exclude_if=lambda share: share is None,
+        description="share of each task's items that is evaluated: drawn at random, and always "
+        "the same ones",
+    )
     repeats: int | None = None
     chat_template: bool = False
     system_instruction: str | None = None
     fewshot_as_multiturn: bool = False
     think_end_token: str | None = None
     metadata: dict[str, Any] = Field(default={})
-    # Left out where there is none: suites without it keep their digest.
     rubric: Rubric | None = Field(
         default=None,
         exclude_if=lambda r: r is None,
         description="how a judge rates the answers, in place of the task's own metrics",
     )
+
+    def in_sample(self, items: int) -> int:
+        """Return how many of a task's items are evaluated: two at least, for a standard error."""
+        return min(items, max(2, math.ceil(items * (self.sample or 1.0))))
 
 
 class Suite(Record):

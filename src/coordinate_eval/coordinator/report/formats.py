@@ -128,6 +128,8 @@ def model_card(run: Run, results: Mapping[str, Any], scored: Sequence[DatasetRes
     limits = {dataset.limit for dataset in run.suite.datasets} - {None}
     notes += [f"Rated by {name}: {', '.join(each)}." for name, each in _judged(scored).items()]
     notes += ["Some datasets are limited to their first items."] if limits else []
+    if any(dataset.sample is not None for dataset in run.suite.datasets):
+        notes.append("Some scores are those of a random sample of the items.")
     return "\n".join([*lines, "", " ".join([f"{about}.", *notes])]) + "\n"
 
 

@@ -1,6 +1,7 @@
 """A dataset with the responses to its requests, ready for the harness's `evaluate`."""
 
 import copy
+import hashlib
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -61,6 +62,8 @@ class AnsweredDataset(ABC):
     random_states: RandomStates
     plain_chat: bool
     """True if the checkpoint has no chat template, so that tasks gave their own."""
+    samples: dict[str, list[int]] | None
+    """The documents of each leaf task that are evaluated, None if all are, or the first ones."""
     own_answers: dict[str, OwnAnswers]
     """Leaf tasks whose few-shot examples are evaluated items, or show an item's own answer."""
 
@@ -70,6 +73,7 @@ class AnsweredDataset(ABC):
         self.model = model
         self._dataset = dataset
         self._conversations = {name: Conversation.of(task) for name, task in loaded.tasks.items()}
+        self.samples = samples(dataset, loaded)
 
     @abstractmethod
     def answered(self, responses: Iterable[Response], *, whole: bool) -> Answered:
@@ -80,6 +84,10 @@ class AnsweredDataset(ABC):
         Raises:
             RecordError: a response is missing, answers another prompt, or has no request.
         """
+
+    def number_of(self, task: str, doc: int) -> int:
+        """Return the number of a document among all of its task: a sample is numbered from 0."""
+        return self.samples[task][doc] if self.samples else doc
 
     def _keep_random_states(self) -> None:
         # Metrics may draw random numbers. Every scoring starts from this state.
@@ -100,8 +108,11 @@ class AnsweredDataset(ABC):
         documents: dict[str, set[int]] = {}
         for ask, _ in answered:
             documents.setdefault(ask.task, set()).add(ask.doc)
-        samples = {task: sorted(docs) for task, docs in documents.items()}
-        places = {task: {doc: n for n, doc in enumerate(docs)} for task, docs in samples.items()}
+        chosen = {task: sorted(docs) for task, docs in documents.items()}
+        places = {task: {doc: n for n, doc in enumerate(docs)} for task, docs in chosen.items()}
+        samples = {
+            task: [self.number_of(task, doc) for doc in docs] for task, docs in chosen.items()
+        }
         tasks = {name: task for name, task in self.loaded.tasks.items() if name in samples}
         whole = {name: task.instances for name, task in tasks.items()}
         instances: dict[str, list[Instance]] = {name: [] for name in tasks}
@@ -153,6 +164,33 @@ class AnsweredDataset(ABC):
                 f"dataset {self._dataset.name!r}: the response to {ask} has no log-probability"
             )
         return response.logprob, response.greedy
+
+
+class _Sample(list[int]):
+    """Some documents of a task. The harness asks of each document whether it is one of them."""
+
+    def __init__(self, documents: Iterable[int]) -> None:
+        super().__init__(documents)
+        self._among = frozenset(self)
+
+    def __contains__(self, document: object) -> bool:
+        return document in self._among
+
+
+def samples(dataset: Dataset, loaded: LoadedTasks) -> dict[str, list[int]] | None:
+    """Return the numbers of the documents that are evaluated, by task; None without a sample.
+
+    The order of a hash decides, so a larger sample has all documents of a smaller one.
+    """
+    if dataset.sample is None:
+        return None
+    found: dict[str, list[int]] = {}
+    for name, task in loaded.tasks.items():
+        count = len(task.eval_docs)
+        ranks = {n: hashlib.sha256(f"{name}\0{n}".encode()).digest() for n in range(count)}
+        chosen = sorted(ranks, key=ranks.__getitem__)[: dataset.in_sample(count)]
+        found[name] = _Sample(sorted(chosen))
+    return found
 
 
 def generated_texts(answered: Answered) -> Iterator[tuple[str, list[str]]]:

@@ -45,7 +45,8 @@ class BuiltDataset(AnsweredDataset):
         for name, task in loaded.tasks.items():
             watch = Watch(task)
             with watch.watching():
-                _build_instances(name, task, dataset, self._conversations[name], model)
+                sample = self.samples[name] if self.samples else None
+                _build_instances(name, task, dataset, self._conversations[name], model, sample)
             if found := watch.found():
                 self.own_answers[name] = found
             self._add(name, task.instances)
@@ -178,6 +179,7 @@ def _build_instances(
     dataset: Dataset,
     conversation: Conversation,
     model: RequestModel,
+    sample: list[int] | None,
 ) -> None:
     chat: Chat | None = None
     if dataset.chat_template and not (conversation.turn_template or model.has_chat_template):
@@ -188,6 +190,7 @@ def _build_instances(
             chat = model.apply_chat_template if has_one else conversation.plain_chat
         task.build_all_requests(
             limit=dataset.limit,
+            samples=sample,
             system_instruction=dataset.system_instruction,
             apply_chat_template=dataset.chat_template,
             fewshot_as_multiturn=dataset.fewshot_as_multiturn,

@@ -272,6 +272,7 @@ class HarnessEvaluator:
                     ReplayModel({id(ask.instance): given for ask, given in answered}),
                     found.loaded.table,
                     limit=dataset.limit,
+                    samples=found.samples,
                     log_samples=False,
                     confirm_run_unsafe_code=True,
                 )
@@ -366,12 +367,15 @@ class HarnessEvaluator:
                         ReplayModel({id(ask.instance): given for ask, given in answered}),
                         found.loaded.table,
                         limit=dataset.limit,
+                        samples=found.samples,
                         bootstrap_iters=0,
                         log_samples=True,
                         confirm_run_unsafe_code=True,
                     )
             _check_answered(dataset, book)
-            items = {(ask.task, ask.doc): ask.item for ask, _ in answered}
+            items = {
+                (ask.task, found.number_of(ask.task, ask.doc)): ask.item for ask, _ in answered
+            }
             names = result_names(dataset, top=found.loaded.top, names=tasks)
             shown = dict(zip(tasks, names, strict=True))
             self._noted[key] = list(book.noted(evaluated["samples"], items, shown))

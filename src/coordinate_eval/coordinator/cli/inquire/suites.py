@@ -121,6 +121,7 @@ def _row(dataset: Dataset, on: Conditions) -> dict[str, Any]:
         "kind": entry.kind if entry else None,
         "num_fewshot": own if dataset.num_fewshot is None else dataset.num_fewshot,
         "limit": dataset.limit,
+        "sample": dataset.sample,
         "items": cost.items if cost else None,
         "gpu_seconds": cost.gpu_seconds if cost else None,
         "metric_cpu_seconds": cost.metric_cpu_seconds if cost else None,

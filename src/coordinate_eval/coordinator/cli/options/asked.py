@@ -28,7 +28,7 @@ _SETTINGS = {
 }
 """Options whose settings have other names."""
 
-_OF_SUITE = ("only", "skip", "group", "limit")
+_OF_SUITE = ("only", "skip", "group", "limit", "precision")
 """Options that select a part of the suite. All others are settings."""
 
 
@@ -41,6 +41,7 @@ class AskedPrompts:
     skip: launching.Skip = None
     group: launching.Group = None
     limit: launching.Limit = None
+    precision: launching.Precision = None
     engine: common.Engine = None
 
     def load(self, settings_file: Path | None) -> tuple[Settings, Suite]:
@@ -54,8 +55,14 @@ class AskedPrompts:
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         flags = {_SETTINGS.get(n, n): value for n, value in given.items() if n not in _OF_SUITE}
         settings, _ = layers.load(flags, settings_file)
-        part = {"only": self.only or (), "skip": self.skip or (), "groups": self.group or ()}
-        return settings, narrow(load(settings.suite), **part, limit=self.limit)
+        return settings, narrow(
+            load(settings.suite),
+            only=self.only or (),
+            skip=self.skip or (),
+            groups=self.group or (),
+            limit=self.limit,
+            precision=self.precision,
+        )
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,17 @@ Group = Annotated[
 Limit = Annotated[
     int | None, option(WHAT, "N", "Use at most N items of each task.", min=1, max=10**9)
 ]
+Precision = Annotated[
+    float | None,
+    option(
+        WHAT,
+        "SE",
+        "Use as many random items of each dataset as give its score a standard error of at most "
+        "SE, such as 0.01.",
+        min=0.0001,
+        max=0.5,
+    ),
+]
 Strict = Annotated[
     bool,
     option(

@@ -35,6 +35,7 @@ _DEFAULTS = {
     "num_fewshot",
     "gen_kwargs",
     "limit",
+    "sample",
     "repeats",
     "chat_template",
     "system_instruction",
@@ -47,6 +48,7 @@ _DEFAULTS = {
 _RANGES = {
     "items": (1, 10**9),
     "limit": (1, 10**9),
+    "sample": (1e-6, 1),
     "repeats": (1, 10**4),
     "num_fewshot": (0, 10**4),
 }
@@ -143,12 +145,14 @@ def narrow(
     skip: Sequence[str] = (),
     groups: Sequence[str] = (),
     limit: int | None = None,
+    precision: float | None = None,
 ) -> Suite:
     """Return a part of a suite, with the digest of a suite file that lists just this part.
 
     A dataset stays if it is in `only` and in one of `groups`, where these are given, and not in
     `skip`. Each holds names or shell patterns such as `arc_*`, also separated by commas. At most
-    `limit` items of each task are evaluated; costs that the suite gives shrink in proportion.
+    `limit` items of each task are evaluated, or a sample with a standard error of at most
+    `precision`; costs that the suite gives shrink in proportion.
 
     Raises:
         UserError: A name is unknown, or no dataset is left.
@@ -159,7 +163,7 @@ def narrow(
     skipped = _named("--skip", skip, names, known_groups) or set()
     wanted = _named("--group", groups, known_groups, known_groups)
     kept = [
-        _limited(d, limit)
+        _fewer(d, limit, precision)
         for d in suite.datasets
         if (chosen is None or d.name in chosen)
         and (wanted is None or d.group in wanted)
@@ -233,13 +237,18 @@ def _named(
     return found
 
 
-def _limited(dataset: Dataset, limit: int | None) -> Dataset:
-    if limit is None or (dataset.limit is not None and dataset.limit <= limit):
-        return dataset
-    limited = dataset.model_copy(update={"limit": limit})
-    before, after = catalogue.items(dataset), catalogue.items(limited)
-    if dataset.prior is None or before is None or after is None:
-        return limited
+def _fewer(dataset: Dataset, limit: int | None, precision: float | None) -> Dataset:
+    """Return a dataset with fewer items, if so many are more than are wanted."""
+    fewer = dataset
+    if precision is not None and dataset.limit is None:
+        share = catalogue.enough(dataset, precision)
+        if share < (dataset.sample or 1.0):
+            fewer = dataset.model_copy(update={"sample": share})
+    if limit is not None and (dataset.limit is None or dataset.limit > limit):
+        fewer = dataset.model_copy(update={"limit": limit, "sample": None})
+    before, after = catalogue.items(dataset), catalogue.items(fewer)
+    if dataset.prior is None or before is None or after is None or before == after:
+        return fewer
     share = after / before
     prior = dataset.prior.model_copy(
         update={
@@ -248,7 +257,7 @@ def _limited(dataset: Dataset, limit: int | None) -> Dataset:
             "score_seconds": dataset.prior.score_seconds * share,
         }
     )
-    return limited.model_copy(update={"prior": prior})
+    return fewer.model_copy(update={"prior": prior})
 
 
 def _made(source: Source) -> Suite:
@@ -298,6 +307,10 @@ def _dataset(entry: Located, defaults: Located) -> Dataset:
                 f"{key} {value!r}: use only letters, digits and _ . + = @ , -",
             )
     _in_range(dataset, given)
+    if dataset.limit is not None and dataset.sample is not None:
+        raise wrong(
+            given.at("sample"), f"dataset {dataset.name} has a limit and a sample: give one of them"
+        )
     if dataset.rubric is not None and dataset.task is None:
         raise wrong(given.at("rubric"), f"dataset {dataset.name} has a rubric and needs a task")
     for key, value in given.items():
