@@ -121,7 +121,6 @@ def test_a_keeper_that_dies_without_a_word_has_the_cause_that_its_log_names(
     ("kind", "setting"),
     [
         (Pullers.BUILD, "`[harness] memory_gib` is "),
-        (Pullers.METRIC, "`[metrics] memory_gib` is "),
         (Pullers.SCORE, "`[harness] memory_gib` is "),
     ],
 )

@@ -100,21 +100,24 @@ def test_once_an_engine_has_started_no_words_of_a_log_end_a_run(run_dir: RunDir)
     assert (found.reason, found.stops) == ("Import Error", False)
 
 
-def test_a_site_says_what_follows(run_dir: RunDir, tmp_path: Path) -> None:
-    rules = tmp_path / "diagnosis.yaml"
+def test_a_site_says_what_follows(
+    run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    rules = tmp_path / "coordinate-eval" / "diagnosis.yaml"
+    rules.parent.mkdir()
     rules.write_text(
         "reasons:\n  Purged: {category: infrastructure, then: stop, cure: stage it again}\n"
         "rules:\n- {name: purged, reason: Purged, pattern: 'scratch is gone'}\n"
     )
-    diagnosis = RUN.settings.diagnosis.model_copy(update={"rules": str(rules)})
     die(run_dir, "n1-0", "the scratch is gone\n")
-    found = look(run_dir, diagnosis=diagnosis)["n1-0"]
+    found = look(run_dir)["n1-0"]
     assert found.stops
     assert found.words == "Purged (infrastructure): stage it again"
     rules.write_text("rules: {")
     die(run_dir, "n1-1", IMPORT)
     told: list[str] = []
-    assert look(run_dir, told, diagnosis=diagnosis)["n1-1"].reason == "Import Error"
+    assert look(run_dir, told)["n1-1"].reason == "Import Error"
     assert "by the shipped rules alone" in told[0]
 
 

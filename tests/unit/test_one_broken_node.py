@@ -104,7 +104,7 @@ def test_a_node_that_the_run_can_never_have_is_no_other_node(run_dir: RunDir, wh
 
 
 def test_the_other_node_is_tried_where_both_are_named(run_dir: RunDir) -> None:
-    change(run_dir, nodes="n1,n2", max_nodes=1)
+    change(run_dir, nodes="n1,n2", max_gpus=8)
     supervise(run_dir, Failing(run_dir, "engine start", MISSING))
     assert sorted(rounds(run_dir)) == [["n1"], ["n2"]]
 

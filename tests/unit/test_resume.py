@@ -122,7 +122,7 @@ def test_a_supervisor_that_never_starts_is_not_asked_for_without_end(
         ({"slurm": {"partition": "other"}}, 'slurm.partition = ""'),
         ({"harness": {"memory_gib": 99.0}}, "harness.memory_gib = 8.0"),
         ({"limits": {"gpus": 8}}, "limits.gpus = null"),
-        ({"local": {"cpus": 2}}, "local.cpus = null"),
+        ({"local": {"gpus": 2}}, "local.gpus = null"),
         ({"after_run": ["log-scores"]}, "after_run = []"),
     ],
 )

@@ -173,12 +173,12 @@ def test_a_later_round_takes_no_more_trials_than_are_missing_nor_than_shards() -
 def test_a_round_beside_others_stays_within_the_limits_of_the_run() -> None:
     places = free(4, gpus=2)
     assert asked(places, 3, held={"n3"}) == {"n3": 2, "n0": 1}
-    assert asked(places, 6, held={"n3", "x"}, max_nodes=3) == {"n3": 2}
-    assert asked(places, 6, held={"n3", "x"}, max_nodes=2) == {"n3": 2}
+    assert asked(places, 6, held={"n3", "x"}, nodes="3") == {"n3": 2}
+    assert asked(places, 6, held={"n3", "x"}, nodes="2") == {"n3": 2}
     assert asked(places, 6, held={"x"}, nodes="2") == {"n0": 2}
     assert asked(places, 6, held={"n0"}, nodes="n[0-1]") == {"n0": 2, "n1": 2}
     with pytest.raises(UserError):
-        asked(places, 6, held={"x", "y"}, max_nodes=2)
+        asked(places, 6, held={"x", "y"}, nodes="2")
 
 
 def test_a_limit_counts_the_trials_of_other_rounds() -> None:

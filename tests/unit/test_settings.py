@@ -16,14 +16,16 @@ def test_settings_of_earlier_versions_stop_nothing_and_are_named(
 ) -> None:
     file = tmp_path / "c.toml"
     file.write_text(
-        "[scoring]\nmemory_gib = 30\n[build]\njobs = 3\nminutes = 60\n"
+        "max_nodes = 2\n[scoring]\nmemory_gib = 30\n[build]\njobs = 3\nminutes = 60\n"
         "[diagnosis]\nbase_url = 'http://h/v1'\n"
     )
     monkeypatch.setenv("COORDINATE_EVAL_BUILD_JOBS", "2")
     settings, sources = layers.load({}, file)
     assert (settings.harness.memory_gib, settings.harness.jobs) == (30, 2)
     assert sources["harness.jobs"] == "environment"
+    assert settings.nodes == "2"
     assert capsys.readouterr().err.splitlines() == [
+        f"setting max_nodes in {file} is called nodes now",
         f"setting scoring.memory_gib in {file} is called harness.memory_gib now",
         f"setting build.jobs in {file} is called harness.jobs now",
         f"setting build.minutes in {file} is gone and has no effect: remove it",
@@ -111,7 +113,7 @@ def nested(depth: int) -> list[object]:
         ({"engine.name": "gpt"}, "engine.name"),
         ({"slurm.memory": "per-node"}, "setting slurm.memory in here.toml: must be True, False or"),
         ({"supervisor.poll_seconds": -1}, "poll_seconds"),
-        ({"metrics.memory_gib": 1e308}, "metrics.memory_gib"),
+        ({"harness.memory_gib": 1e308}, "harness.memory_gib"),
         ({"trial.hang_minutes": -1}, "trial.hang_minutes"),
         ({"runs_dir": "~nosuchuser/x"}, "no home folder for ~nosuchuser/x"),
         ({"cache_dir": "~nosuchuser/x"}, "cache_dir"),

@@ -169,8 +169,6 @@ def test_a_partition_that_is_down_queues_jobs(says: Says) -> None:
     [
         ({}, "NO", False),
         ({}, "EXCLUSIVE", True),
-        ({"whole_nodes": True}, "NO", True),
-        ({"whole_nodes": False}, "EXCLUSIVE", False),
         ({"extra_args": ("--exclusive",)}, "NO", True),
         ({"extra_args": ("--exclusive=user",)}, "NO", False),
     ],
@@ -195,7 +193,6 @@ LINEAR = "SelectType              = select/linear\nSelectTypeParameters    = CR_
         (LINEAR, {}, "NO", True),
         (LINEAR, {}, "YES:4", True),
         (LINEAR, {}, "FORCE:4", False),
-        (LINEAR, {"whole_nodes": False}, "NO", False),
         ("SelectType = select/cons_tres\nX = select/linear\n", {}, "NO", False),
     ],
 )

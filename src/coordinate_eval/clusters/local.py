@@ -20,7 +20,6 @@ from coordinate_eval import _files, _guard, _owner
 from coordinate_eval.clusters.protocol import (
     ENDS_WITH_PARENT,
     INDEX_VARIABLE,
-    MOST_CPUS,
     MOST_GPUS,
     TASK_VARIABLE,
     Busy,
@@ -45,6 +44,11 @@ _MORE_CORES = 2
 that computes must wait for their cores."""
 
 
+def cores() -> int:
+    """Return how many cores of this machine jobs may use: those of this process, see taskset(1)."""
+    return len(os.sched_getaffinity(0))
+
+
 class LocalSettings(Record):
     """The resources of this machine that runs may use."""
 
@@ -55,17 +59,6 @@ class LocalSettings(Record):
         description="GPUs of this machine to use; if not set, all that are found, or one trial "
         "without a GPU",
     )
-    cpus: int | None = Field(
-        default=None,
-        ge=1,
-        le=MOST_CPUS,
-        description="cores of this machine to use; if not set, all of them",
-    )
-
-    @property
-    def cores(self) -> int:
-        """Return the number of cores to use."""
-        return self.cpus or os.cpu_count() or 1
 
 
 class Gpus(NamedTuple):
@@ -130,7 +123,7 @@ class LocalCluster:
             UserError: there are fewer than the settings ask for.
         """
         self._gpus = find_gpus(self._settings, os.environ, self._gpu_memory_gib)
-        self._cores = self._settings.cores + _MORE_CORES
+        self._cores = cores() + _MORE_CORES
         return self
 
     def __exit__(self, *exc_info: object) -> None:

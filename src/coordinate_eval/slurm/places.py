@@ -105,14 +105,12 @@ class Places:
         self._partitions = {}
 
     def take_whole_nodes(self) -> bool:
-        """Return whether jobs with GPUs get whole nodes: by the settings, partition or cluster.
+        """Return whether jobs with GPUs get whole nodes: by `extra_args`, partition or cluster.
 
         Raises:
             UserError: the partition does not exist, or takes no jobs now.
         """
         settings = self._settings
-        if settings.whole_nodes is not None:
-            return settings.whole_nodes
         # `--exclusive=user` and the like share a node among jobs of one user.
         if any(option.strip() == "--exclusive" for option in settings.extra_args):
             return True
@@ -148,7 +146,7 @@ class Places:
             raise SettingsRefused(
                 f"MaxMemPerNode allows jobs of {most:,} MiB in partition {setting or '(default)'}, "
                 f"and {job.name} asks for {job.memory_mib:,}: lower [trial] memory_gib, or that of "
-                "the section whose job this is, or choose another partition"
+                "[harness] if it is a job without GPUs, or choose another partition"
             )
 
     def _known_config(self) -> ClusterConfig:

@@ -39,11 +39,6 @@ class SlurmSettings(Record):
         pattern=r"^([A-Za-z0-9_.+@:][A-Za-z0-9_.+@:-]{0,255})?$",
         description="reservation of all jobs but those of another `cpu_partition`",
     )
-    whole_nodes: bool | None = Field(
-        default=None,
-        description="jobs with GPUs get whole nodes; if not set, as the partition, `select/linear` "
-        "or an `--exclusive` in `extra_args` says",
-    )
     gpu_type: str = Field(
         default="",
         pattern=r"^[A-Za-z0-9_.+-]{0,100}$",
@@ -77,7 +72,10 @@ class SlurmSettings(Record):
         default=(),
         description="more variables that jobs get from the submitter: names, or beginnings and *",
     )
-    extra_args: tuple[str, ...] = Field(default=(), description="more options for sbatch")
+    extra_args: tuple[str, ...] = Field(
+        default=(),
+        description="more options for sbatch; with `--exclusive`, jobs with GPUs get whole nodes",
+    )
 
     @field_validator("extra_args")
     @classmethod

@@ -29,20 +29,18 @@ from coordinate_eval.diagnosis.rules import Rules, read_site, shipped, with_site
 from coordinate_eval.errors import EngineError, ForeignError, UserError, with_causes
 
 
-def rules_file(settings: Settings) -> Path:
+def rules_file() -> Path:
     """Return the path of the user's own rules, which need not be there."""
-    if settings.diagnosis.rules:
-        return Path(settings.diagnosis.rules).expanduser()
     return Path(platformdirs.user_config_dir("coordinate-eval"), "diagnosis.yaml")
 
 
-def read_rules(settings: Settings) -> Rules:
+def read_rules() -> Rules:
     """Return all rules, in their order.
 
     Raises:
         UserError: the user's file of rules cannot be used.
     """
-    return with_site(read_site(rules_file(settings)))
+    return with_site(read_site(rules_file()))
 
 
 MOST_LINE = 300
@@ -79,20 +77,16 @@ class Causes:
         """Return the setting with the memory of a job that used up what it had, if there is one."""
         if incident.how is not End.OUT_OF_MEMORY:
             return ""
-        match incident.kind:
-            case Pullers.METRIC:
-                section, gib = "metrics", self._settings.metrics.memory_gib
-            case Pullers.BUILD | Pullers.SCORE:
-                section, gib = "harness", self._settings.harness.memory_gib
-            case _:
-                return ""
-        return f"give each of these jobs more memory: `[{section}] memory_gib` is {gib:g}"
+        if incident.kind not in (Pullers.BUILD, Pullers.SCORE):
+            return ""
+        gib = self._settings.harness.memory_gib
+        return f"give each of these jobs more memory: `[harness] memory_gib` is {gib:g}"
 
     @functools.cached_property
     def _rules(self) -> Rules:
         try:
             _owner.trust(self._settings.trusted_users)
-            return read_rules(self._settings)
+            return read_rules()
         except UserError as error:
             self._tell(f"causes are found by the shipped rules alone: {error}")
             return shipped()
@@ -191,7 +185,7 @@ class TrialErrors:
 
     def _diagnose(self, error: BaseException) -> Cause | None:
         try:
-            rules = read_rules(self._settings)
+            rules = read_rules()
         except UserError:
             rules = shipped()
         said = "\n".join(f"{type(each).__name__}: {each}" for each in with_causes(error))

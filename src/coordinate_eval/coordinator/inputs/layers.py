@@ -43,14 +43,18 @@ _FORMER: Mapping[str, str] = {
     "diagnosis.api_key_env": "",
     "diagnosis.base_url": "",
     "diagnosis.model": "",
+    "diagnosis.rules": "",
     "judge.max_tokens": "",
     "judge.requests_per_minute": "",
     "judge.timeout_seconds": "",
     "harness.dataset_minutes": "",
     "limits.newest_first": "",
+    "local.cpus": "",
+    "max_nodes": "nodes",
+    "metrics.memory_gib": "",
     "metrics.scoring_minutes": "",
     "objective": "",
-    "ray.cpus": "local.cpus",
+    "ray.cpus": "",
     "ray.gpu_memory_gib": "gpu_memory_gib",
     "ray.gpus": "local.gpus",
     "scoring.dataset_minutes": "",
@@ -59,6 +63,7 @@ _FORMER: Mapping[str, str] = {
     "slurm.gpu_memory_gib": "gpu_memory_gib",
     "slurm.reader": "",
     "slurm.timeout_seconds": "",
+    "slurm.whole_nodes": "",
     "stage.cpus": "",
     "stage.gigabits_per_node": "",
     "supervisor.cpus": "",
@@ -193,7 +198,7 @@ def _merged(layers: list[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
     for layer in layers:
         for given, value in layer.values.items():
             name = _FORMER.get(given, given)
-            if not name:
+            if not name or (given != name and name in layer.values):
                 continue
             if name in _SECTIONS:
                 raise UserError(f"setting {name} {_in(layer.source)} {_as_section(name, value)}")
@@ -201,7 +206,7 @@ def _merged(layers: list[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
                 otherwise = "remove it; then `coordinate-eval config` lists all settings"
                 hint = _hint(name, known, otherwise)
                 raise UserError(f"unknown setting {name!r} {_in(layer.source)}; {hint}")
-            merged[name] = value
+            merged[name] = str(value) if given == "max_nodes" else value
             sources[name] = layer.source
     return merged, sources
 

@@ -121,13 +121,6 @@ class MetricSettings(_Section):
     cpus: int = Field(
         default=64, ge=1, le=MOST_CPUS, description="cores of all metric jobs together"
     )
-    memory_gib: float = Field(
-        default=4.0,
-        gt=0,
-        le=MOST_GIB,
-        description="memory of a metric job per core; a program, with all its processes, may use "
-        "7/8 of it",
-    )
     allow_unsafe_code: bool = Field(
         default=False,
         description="run programs that a model wrote without isolation, if no sandbox works",
@@ -181,16 +174,6 @@ class JudgeSettings(_Section):
     def name(self) -> str:
         """Return the judge's name in questions, with its revision; empty if there is no judge."""
         return judge_name(self.model, self.revision) if self.model else ""
-
-
-class DiagnosisSettings(_Section):
-    """The rules by which causes are found, besides the shipped ones."""
-
-    rules: str | None = Field(
-        default=None,
-        description="file of rules and filters of your own; if not set, "
-        "~/.config/coordinate-eval/diagnosis.yaml",
-    )
 
 
 class HarnessSettings(_Section):
@@ -272,9 +255,6 @@ class Settings(Record):
     nodes: str | None = Field(
         default=None, description="the number of nodes to use at most, or their names"
     )
-    max_nodes: int | None = Field(
-        default=None, ge=1, description="nodes to use at most, also of those named"
-    )
     max_gpus: int | None = Field(
         default=None, ge=1, description="GPUs of all trials of a run together, at most"
     )
@@ -324,7 +304,6 @@ class Settings(Record):
     judge: JudgeSettings = JudgeSettings()
     harness: HarnessSettings = HarnessSettings()
     limits: LimitSettings = LimitSettings()
-    diagnosis: DiagnosisSettings = DiagnosisSettings()
     supervisor: SupervisorSettings = SupervisorSettings()
     container: ContainerSettings = ContainerSettings()
     slurm: SlurmSettings = SlurmSettings()

@@ -93,7 +93,7 @@ def container_of(run: Run, run_dir: RunDir, kind: Kind) -> Container | None:
         read += [str(judge), *(map(str, judge.iterdir()) if judge.is_dir() else ())]
         with contextlib.suppress(UserError):  # its job says what is wrong
             read += checkpoints.inspect(judge).all_files
-    read += filter(None, [settings.diagnosis.rules, settings.judge.baseline])
+    read += filter(None, [settings.judge.baseline])
     return container(settings, kind, [run_dir.root], read, run_dir.home)
 
 

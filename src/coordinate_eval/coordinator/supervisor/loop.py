@@ -13,6 +13,7 @@ from typing import Any
 from coordinate_eval import _files
 from coordinate_eval._clock import Clock, SystemClock, growing
 from coordinate_eval._format import plural
+from coordinate_eval.clusters.local import cores
 from coordinate_eval.clusters.protocol import Cluster, State, TaskStatus
 from coordinate_eval.coordinator.incidents import remedies
 from coordinate_eval.coordinator.incidents.causes import Causes
@@ -110,7 +111,7 @@ class Supervisor:
         self._strict = strict
         self._show, self._tell, self._ended = show, tell, ended
         self._note = note
-        self._cores = self._run.settings.local.cores if cluster.local else None
+        self._cores = cores() if cluster.local else None
         self._estimated: frozenset[str] = frozenset()
         self._silence = Silence(run_dir, clock)
         self._causes = Causes(run_dir, self._run.settings, tell)

@@ -17,7 +17,7 @@ from typing import Final
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claiming.claims import AttemptWriter
-from coordinate_eval.coordinator.run.claiming.pullers import Pullers
+from coordinate_eval.coordinator.run.claiming.pullers import METRIC_MEMORY_GIB, Pullers
 from coordinate_eval.coordinator.run.claiming.work import Piece
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
@@ -82,9 +82,8 @@ DEADLY = f"failed: ended its metric job {MAX_DEATHS_OF_JOBS} times"
 def run_metric(run_dir: RunDir) -> int:
     """Answer portions of questions until none is left. Return the exit status."""
     run = read_run(run_dir)
-    settings = run.settings.metrics
-    memory_bytes = int(settings.memory_gib * PROGRAM_SHARE * 2**30)
-    sandbox = Sandbox.probe(settings.allow_unsafe_code, memory_bytes)
+    memory_bytes = int(METRIC_MEMORY_GIB * PROGRAM_SHARE * 2**30)
+    sandbox = Sandbox.probe(run.settings.metrics.allow_unsafe_code, memory_bytes)
     sys.stdout.write(f"programs are run at the level {sandbox.level}\n")
     sys.stdout.flush()
     with until_stopped():

@@ -49,7 +49,7 @@ _HOW_MEMORY = (
     '[slurm] memory ("per-cpu" asks with --mem-per-cpu, true with --mem, false not at all)'
 )
 _CPUS = "[trial] cpus, or [metrics] cpus for jobs without GPUs"
-_MEMORY = "[trial] memory_gib, or that of [harness] and [metrics]"
+_MEMORY = "[trial] memory_gib, or that of [harness]"
 _OPTIONS = "[slurm] extra_args"
 
 # Nothing else that is asked for makes a job acceptable: the setting has to change.

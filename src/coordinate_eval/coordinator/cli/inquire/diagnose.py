@@ -43,7 +43,7 @@ def show_causes(settings: Settings, asked: Asked) -> int:
     Raises:
         UserError: there is no such run or log, or the rules cannot be used.
     """
-    rules = read_rules(settings)
+    rules = read_rules()
     paths = [Path(each) for each in asked.what]
     if paths and all(_is_log(path) for path in paths):
         return _show_logs(paths, rules, asked)

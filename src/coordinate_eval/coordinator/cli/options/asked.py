@@ -74,7 +74,6 @@ class AskedRun(AskedPrompts):
     judge_model: common.JudgeModel = None
     cluster: common.Cluster = None
     nodes: launching.Nodes = None
-    max_nodes: launching.MaxNodes = None
     max_gpus: launching.MaxGpus = None
     gpu_type: launching.GpusOfType = None
     queue: launching.Queue = None

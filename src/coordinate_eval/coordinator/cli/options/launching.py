@@ -125,9 +125,14 @@ EngineArgs = Annotated[
 ]
 Nodes = Annotated[
     str | None,
-    option(WHERE, "NODES", "The number of nodes to use at most, or their names: gpu[1-4,7]."),
+    option(
+        WHERE,
+        "NODES",
+        "The number of nodes to use at most, or their names: gpu[1-4,7].",
+        "--nodes",
+        "--max-nodes",
+    ),
 ]
-MaxNodes = Annotated[int | None, option(WHERE, "N", "Use at most N nodes, also of those named.")]
 MaxGpus = Annotated[int | None, option(WHERE, "N", "Use at most N GPUs in all.")]
 GpusOfType = Annotated[
     str | None,

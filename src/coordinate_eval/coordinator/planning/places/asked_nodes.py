@@ -30,9 +30,8 @@ def names_nodes(settings: Settings) -> bool:
 
 
 def most_nodes(settings: Settings) -> int | None:
-    """Return how many nodes the settings allow at most, None for any number."""
-    limits = (_wanted(settings.nodes)[0], settings.max_nodes)
-    return min((limit for limit in limits if limit is not None), default=None)
+    """Return how many nodes `--nodes` allows at most, None for any number."""
+    return _wanted(settings.nodes)[0]
 
 
 def asked(among: Sequence[T], wanted: str | None) -> list[T]:

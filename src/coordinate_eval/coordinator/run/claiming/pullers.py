@@ -37,6 +37,9 @@ LEDGERS_OF: Mapping[Pullers, tuple[LedgerName, ...]] = {
 }
 """The ledgers with the work of each kind: what others wait for comes first."""
 
+METRIC_MEMORY_GIB = 4.0
+"""Memory of a metric job: of one program, which gets most of it, and its processes together."""
+
 JUDGE_MEMORY_GIB = 2.0
 """Memory of the job that asks a judge: a thousand long answers at the same time fit."""
 
@@ -112,7 +115,7 @@ def pullers_job(
         case Pullers.BUILD:
             memory_gib, minutes = run.settings.harness.memory_gib, WAITING_MINUTES
         case Pullers.METRIC:
-            memory_gib, minutes = run.settings.metrics.memory_gib, _metric_minutes(run, count)
+            memory_gib, minutes = METRIC_MEMORY_GIB, _metric_minutes(run, count)
         case Pullers.JUDGE:
             memory_gib, minutes = JUDGE_MEMORY_GIB, WAITING_MINUTES
         case Pullers.SCORE:

@@ -29,7 +29,6 @@ from coordinate_eval.records import Record, Suite
 
 _PLACES = (
     "nodes",
-    "max_nodes",
     "max_gpus",
     "gpu_type",
     "gpu_memory_gib",

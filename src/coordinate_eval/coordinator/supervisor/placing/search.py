@@ -115,12 +115,12 @@ def _choose(
         return list(ASKING_NODE.nodes)
     nodes, busy = available
     usable = [node for node in nodes if node.gpu_type == run.gpu_type]
-    limits = {"max_gpus": trials * run.gpus_per_trial}
+    limits: dict[str, object] = {"max_gpus": trials * run.gpus_per_trial}
     most = most_nodes(run.settings)
     if most is not None and held:
         if len(held) >= most:
             usable = [node for node in usable if node.name in held]
-        limits["max_nodes"] = max(1, most - len(held))
+        limits["nodes"] = str(max(1, most - len(held)))
     usable.sort(key=lambda node: node.name not in held)
     settings = run.settings.model_copy(update=limits)
     try:
