@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural, visible
+from coordinate_eval.coordinator.cli.inquire.curves import curves, curves_table, sparkline
 from coordinate_eval.coordinator.cli.inquire.runs import readable_runs
 from coordinate_eval.coordinator.cli.output import console, say, table_console, write_json
 from coordinate_eval.coordinator.history import measured
@@ -32,8 +32,6 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.errors import CoordinateError, UserError
 
-_BARS = "▁▂▃▄▅▆▇█"
-
 
 class Wanted(NamedTuple):
     """The choice of checkpoints and columns."""
@@ -42,6 +40,8 @@ class Wanted(NamedTuple):
     suite: str | None
     columns: Sequence[str]
     tokens_per_step: int | None = None
+    curve: bool = False
+    """Smooth the columns."""
 
 
 def load(settings: Settings) -> tuple[list[Measured], list[str]]:
@@ -72,6 +72,8 @@ def load(settings: Settings) -> tuple[list[Measured], list[str]]:
 def show_history(settings: Settings, wanted: Wanted, form: str, parquet: Path | None) -> None:
     """Print a row for each checkpoint, and a column for each dataset, group or mean.
 
+    With `wanted.curve`, the table has what the checkpoints tell together: a row for each column.
+
     Args:
         settings: of the user.
         wanted: which checkpoints and columns.
@@ -91,6 +93,8 @@ def show_history(settings: Settings, wanted: Wanted, form: str, parquet: Path | 
         write_json(_document(found, columns, wanted))
     elif form == "csv":
         sys.stdout.write(visible(_csv(found, columns, wanted)))
+    elif wanted.curve:
+        table_console().print(curves_table(found, columns))
     else:
         _print(found, columns, wanted, settings)
     for line in [*found.notes, *problems]:
@@ -236,6 +240,7 @@ def _document(found: Series, columns: Sequence[Column], wanted: Wanted) -> dict[
         "groups": dict(found.groups),
         "rows": [told(row) for row in found.rows],
         "notes": list(found.notes),
+        **({"curves": curves(found, columns)} if wanted.curve else {}),
     }
 
 
@@ -323,8 +328,8 @@ def _print(found: Series, columns: Sequence[Column], wanted: Wanted, settings: S
     if len(found.rows) > 2 and not several:
         width = max(len(each.name) for each in columns)
         for place, each in enumerate(columns):
-            curve = [cells[place] for cells in values]
-            _out(f"{each.name:<{width}}  {_sparkline(curve)}")
+            curve = [None if (value := cells[place]) is None else value.value for cells in values]
+            _out(f"{each.name:<{width}}  {sparkline(curve)}")
     if lacking := [row for row in found.rows if row.missing]:
         count = sum(len(row.missing) for row in lacking)
         _out(
@@ -354,21 +359,3 @@ def _parts(
         parts[-1].append(place)
         used += needed
     return parts
-
-
-def _sparkline(values: Sequence[Value | None], most: int = 60) -> str:
-    """Return a curve of at most so many characters; a gap where nothing is known."""
-    step = max(1, -(-len(values) // most))
-    kept = [values[min(place + step, len(values)) - 1] for place in range(0, len(values), step)]
-    known = [each.value for each in kept if each is not None and math.isfinite(each.value)]
-    if not known:
-        return ""
-    low, span = min(known), max(known) - min(known)
-
-    def bar(value: Value | None) -> str:
-        if value is None or not math.isfinite(value.value):
-            return " "
-        part = (value.value - low) / span if span else 0.5
-        return _BARS[min(len(_BARS) - 1, int(part * len(_BARS)))]
-
-    return f"{''.join(map(bar, kept))}  {known[0]:.4f} → {known[-1]:.4f}"

@@ -112,6 +112,15 @@ By = Annotated[
 TokensPerStep = Annotated[
     int | None, option("", "N", "Show the tokens that each checkpoint has seen.", min=1)
 ]
+Smoothed = Annotated[
+    bool,
+    option(
+        OUTPUT,
+        "",
+        "Smooth the scores: show where each column is, goes and jumps, with 95 % intervals.",
+        "--curve",
+    ),
+]
 ParquetFile = Annotated[
     Path | None,
     option(OUTPUT, "FILE", "Write a line for each checkpoint and dataset into this file."),
@@ -310,6 +319,7 @@ def history(
     suite: OfSuite = None,
     column: Columns = None,
     tokens_per_step: TokensPerStep = None,
+    curve: Smoothed = False,
     as_csv: Csv = False,
     as_json: common.Json = False,
     parquet: ParquetFile = None,
@@ -324,8 +334,10 @@ def history(
 
     if as_csv + as_json + (parquet is not None) > 1:
         raise UserError("--csv, --json and --parquet are three formats: give one of them")
+    if curve and (as_csv or parquet is not None):
+        raise UserError("--curve shows a table, or with --json a document: it has no other format")
     settings, _ = load_settings({}, settings_file)
-    wanted = Wanted(training or [], suite, column or [], tokens_per_step)
+    wanted = Wanted(training or [], suite, column or [], tokens_per_step, curve)
     form = "csv" if as_csv else "json" if as_json else "table"
     show_history(settings, wanted, form, parquet)
 

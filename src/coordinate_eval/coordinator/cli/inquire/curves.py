@@ -1,0 +1,98 @@
+"""Curves of scores in the terminal: sparklines, where they go, and where they jump."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from coordinate_eval.coordinator.history.curve import Change, Curve, curve_of
+from coordinate_eval.coordinator.history.series import Column, Row, Series
+
+_BARS = "▁▂▃▄▅▆▇█"
+_STEPS = 1000  # of which a slope is told
+
+
+def sparkline(values: Sequence[float | None], most: int = 60) -> str:
+    """Return a curve of at most so many characters; a gap where nothing is known."""
+    bars, known = _bars(values, most)
+    return f"{bars}  {known[0]:.4f} → {known[-1]:.4f}" if known else ""
+
+
+def _bars(values: Sequence[float | None], most: int) -> tuple[str, list[float]]:
+    step = max(1, -(-len(values) // most))
+    kept = [values[min(place + step, len(values)) - 1] for place in range(0, len(values), step)]
+    known = [each for each in kept if each is not None and math.isfinite(each)]
+    low, span = (min(known), max(known) - min(known)) if known else (0.0, 0.0)
+
+    def bar(value: float | None) -> str:
+        if value is None or not math.isfinite(value):
+            return " "
+        part = (value - low) / span if span else 0.5
+        return _BARS[min(len(_BARS) - 1, int(part * len(_BARS)))]
+
+    return "".join(map(bar, kept)), known
+
+
+def curves(found: Series, columns: Sequence[Column]) -> dict[str, dict[str, Any]]:
+    """Return the curve of each column in each training; null where checkpoints are too few."""
+    told: dict[str, dict[str, Any]] = {}
+    for training, column, _, curve in _each(found, columns):
+        told.setdefault(training, {})[column.name] = None if curve is None else _document(curve)
+    return told
+
+
+def _document(curve: Curve) -> dict[str, Any]:
+    return {**curve._asdict(), "changes": [change._asdict() for change in curve.changes]}
+
+
+def curves_table(found: Series, columns: Sequence[Column]) -> Table:
+    """Return a row for each column: its level now, its slope, and its change points."""
+    several = len({row.training for row in found.rows}) > 1
+    table = Table()
+    if several:
+        table.add_column("training", overflow="fold")
+    table.add_column("scores", no_wrap=True)
+    table.add_column("smoothed, now", justify="right", no_wrap=True)
+    table.add_column(f"per {_STEPS:,} steps", justify="right", no_wrap=True)
+    table.add_column("change points")
+    table.add_column("", no_wrap=True)
+    for training, column, rows, curve in _each(found, columns):
+        name = f"{column.name} ({len(column.datasets)})" if column.mean else column.name
+        first = [escape(training)] * several
+        values = [None if (v := column.value(row)) is None else v.value for row in rows]
+        bars = _bars(values, 20)[0]
+        if curve is None:
+            table.add_row(*first, escape(name), "", "", "too few checkpoints", bars)
+            continue
+        slope = _plus_minus(*(_STEPS * each for each in _slope(curve)), signed=True)
+        now = _plus_minus(curve.level[-1], curve.low[-1], curve.high[-1])
+        jumps = [_change(each) for each in curve.changes]
+        jumps += [f"step {step:,.0f} stands alone" for step in curve.alone]
+        table.add_row(*first, escape(name), now, slope, "; ".join(jumps), bars)
+    return table
+
+
+def _each(
+    found: Series, columns: Sequence[Column]
+) -> Iterator[tuple[str, Column, list[Row], Curve | None]]:
+    for training in dict.fromkeys(row.training for row in found.rows):
+        rows = [row for row in found.rows if row.training == training and row.step is not None]
+        for column in columns:
+            yield training, column, rows, curve_of(column, rows)
+
+
+def _slope(curve: Curve) -> tuple[float, float, float]:
+    return curve.slope, curve.slope_low, curve.slope_high
+
+
+def _plus_minus(value: float, low: float, high: float, *, signed: bool = False) -> str:
+    """Return a value with half the width of its 95 % interval, in three digits of the latter."""
+    half = (high - low) / 2
+    digits = 4 if half <= 0 else min(9, max(0, 1 - math.floor(math.log10(half))))
+    return f"{value:{'+' if signed else ''}.{digits}f} ±{half:.{digits}f}"
+
+
+def _change(change: Change) -> str:
+    return f"{_plus_minus(change.size, change.low, change.high, signed=True)} at {change.step:,.0f}"
