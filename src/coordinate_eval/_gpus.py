@@ -249,7 +249,7 @@ def _card(spelled: str) -> tuple[str, tuple[int, ...], str]:
 
 
 ROCM = Path("/dev/kfd")
-"""What the driver of AMD's GPUs makes on a node that has some."""
+"""The device that the driver of AMD's GPUs makes on a node with such GPUs."""
 
 
 def name_once(environ: MutableMapping[str, str], rocm: Path = ROCM) -> None:

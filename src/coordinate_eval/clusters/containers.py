@@ -26,7 +26,7 @@ Kind = Literal["trial", "judge", "build", "metric", "score"]
 """Kinds of jobs that can run in a container. Keepers are part of `trial`."""
 
 WITH_ENGINE: tuple[Kind, ...] = ("trial", "judge")
-"""Those that `image` is for."""
+"""The kinds of jobs that `image` is for."""
 
 RUNTIMES = ("pyxis", "apptainer", "podman")
 

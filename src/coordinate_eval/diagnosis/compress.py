@@ -96,7 +96,7 @@ class Compressed:
         self.kept: list[Kept] = []
         """In the order in which they came first."""
         self.lines = self.bytes = self.progress = 0
-        """Of the whole log; `progress` counts lines that say that work goes on."""
+        """Counts of the whole log; `progress` counts lines that say that work goes on."""
 
     def text(self) -> str:
         """Return it as people read it: number, times, line."""
@@ -154,7 +154,7 @@ class _Reader:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._known: dict[int, Kept | bool | None] = {}
-        """By template: what was kept; True for progress, None for what is dropped."""
+        """The line that was kept of each template; True for progress, None for what is dropped."""
         self._found: list[Kept] = []
         self._found_last: deque[Kept] = deque(maxlen=MOST_FOUND)
         self._plain: list[Kept] = []

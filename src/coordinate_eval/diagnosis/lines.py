@@ -58,7 +58,7 @@ class Piece(NamedTuple):
     """A line of a log, or a part of a long one."""
 
     number: int
-    """Of the line in the file, from 1. The states of a progress bar share one."""
+    """Number of the line in the file, from 1. The states of a progress bar share a number."""
     content: bytes
 
 

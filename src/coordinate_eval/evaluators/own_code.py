@@ -27,7 +27,7 @@ such as `{"AutoTokenizer": "tokenization_x.XTokenizer"}`."""
 _MOST_LISTED = 160  # characters: whoever writes a checkpoint can name any number of modules
 
 _PLUGIN: Final = "install a plugin of vLLM that has its class, as docs/engines.md shows"
-"""How a model runs whose class no library has: the user installs its code."""
+"""Advice about a model whose class no library has: the user installs its code."""
 
 NOWHERE: Final = "/dev/null/code-of-checkpoints-is-not-run"
 """A folder that nobody can make. transformers copies code there before it runs it."""

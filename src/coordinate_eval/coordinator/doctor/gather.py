@@ -78,7 +78,7 @@ class _Rank(NamedTuple):
 
     number: int
     processes: int
-    """Of the world."""
+    """Processes of the world."""
     local: int
     """Number of its GPU on its node."""
     on_gpus: bool

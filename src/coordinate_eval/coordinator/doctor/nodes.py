@@ -98,7 +98,7 @@ class Rounds:
         self.results: list[tuple[int, Result]] = []
         """Each with the number of its round."""
         self.number = 0
-        """Of the round that was begun last."""
+        """The number of the round that was begun last."""
 
     def following(self) -> list[tuple[str, ...]]:
         """Return the worlds of the next round; none if no more can be learned."""

@@ -71,9 +71,9 @@ class Result:
 
     tried: Tried
     why: Mapping[str, str] = field(default_factory=dict)
-    """By node, in words for a person: why it failed or was absent."""
+    """Why each node failed or was absent, in words for a person."""
     passed: Passed | None = None
-    """Of its slowest node."""
+    """The report of its slowest node."""
 
     @property
     def words(self) -> str:

@@ -27,7 +27,7 @@ class Row(NamedTuple):
     """Ids, the newest first."""
     created: float
     scores: Mapping[str, Plain]
-    """Of each dataset, as `Score` has it."""
+    """The score of each dataset, as `Score` has it."""
     missing: Sequence[str]
     """Datasets that its runs have, and have not scored."""
     gpu_seconds: float | None
@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 
 class Value(NamedTuple):
-    """What a column shows of a checkpoint."""
+    """One checkpoint's entry in a column."""
 
     value: float
     stderr: float | None
@@ -56,7 +56,7 @@ class Series(NamedTuple):
     datasets: Sequence[str]
     groups: Mapping[str, str]
     notes: Sequence[str]
-    """What is left out, in words."""
+    """Checkpoints and scores that are left out, in words."""
 
 
 class Column(NamedTuple):
@@ -265,9 +265,9 @@ class Best(NamedTuple):
     row: Row
     value: Value
     close: Sequence[tuple[Row, Value]]
-    """Those whose difference from it may be chance, the best first."""
+    """Checkpoints whose difference from the best may be chance, the better ones first."""
     without: Sequence[Row]
-    """Those that lack a score of the column."""
+    """Checkpoints that lack a score of the column."""
 
 
 def best(found: Series, by: Column) -> Best:

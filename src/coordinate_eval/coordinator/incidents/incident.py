@@ -34,7 +34,7 @@ _SAID = {
     "out of memory": "an engine ran out of memory",
     "node": "a trial failed",
 }
-"""What a trial's own word for its error says about its node."""
+"""The meaning of a trial's own word for its error, as far as its node is concerned."""
 
 
 class Incident(Record):

@@ -50,7 +50,7 @@ class Load(NamedTuple):
 
     sequences: int
     full: int
-    """Those that it runs where no engine ran out of memory."""
+    """Sequences that an engine runs where none ran out of memory."""
 
     @property
     def can_shrink(self) -> bool:
@@ -180,9 +180,9 @@ class IdleRounds(NamedTuple):
     """The last rounds in a row, since the last resume, that brought no response."""
 
     rounds: int
-    """Those that count."""
+    """Incidents that count."""
     waits: int
-    """Those that do not yet count, because nothing of ours is at fault."""
+    """Incidents that do not count yet, because nothing of ours is at fault."""
 
 
 def count_idle_rounds(run_dir: RunDir, run: Run, rounds: Sequence[Round], now: float) -> IdleRounds:

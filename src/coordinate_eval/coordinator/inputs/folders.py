@@ -139,7 +139,7 @@ WHERE_IT_WORKS = (
     "without which a run could lose or double work: use a folder on another one, such as NFS, "
     "Lustre or a local disk"
 )
-"""Why runs need what a file system lacks, and which ones have it."""
+"""The reason why runs need what a file system lacks, and the file systems that have it."""
 
 
 def check_writable(settings: Settings, name: Name) -> None:

@@ -22,7 +22,7 @@ class Judging:
     seconds: Mapping[str, float]
     """`judge_seconds` of the costs of judged datasets."""
     gpu_type: str = ""
-    """Of the free GPUs for its job; empty if it needs none, or none is free."""
+    """Type of the free GPUs for its job; empty if the job needs none, or if none is free."""
 
     def beside(self, gpu_type: str) -> int:
         """Return how many GPUs it may have that no run on GPUs of this type uses."""

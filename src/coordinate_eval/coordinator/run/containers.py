@@ -24,14 +24,14 @@ from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import UserError
 
 _NEEDS = "pydantic>=2.12"
-"""What every job imports that is compiled for one version of Python. As in `pyproject.toml`."""
+"""Packages that every job imports, compiled for one version of Python. As in `pyproject.toml`."""
 
 _OF_KIND: dict[Kind, tuple[str, ...]] = {
     "judge": ("httpx",),
     "build": ("lm_eval>=0.4.13", "httpx"),
     "score": ("lm_eval>=0.4.13", "httpx"),
 }
-"""What some jobs import besides an engine."""
+"""Packages that some jobs import besides an engine."""
 
 
 def check(settings: Settings, cluster: str) -> None:

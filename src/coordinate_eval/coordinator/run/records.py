@@ -360,7 +360,7 @@ class StageProgress(Record):
 
 
 TrialError = Literal["input", "engine start", "out of memory", "node", "other"]
-"""Why a trial failed; "node" is for what its machine or storage does."""
+"""The reason why a trial failed; "node" is for what its machine or storage does."""
 
 
 class TrialProgress(Record):

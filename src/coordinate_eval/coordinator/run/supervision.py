@@ -100,7 +100,7 @@ CURE = (
     f"have the administrators exempt job names that begin with {jobs.PREFIX!r} from the job_submit "
     "plugin that changes them"
 )
-"""What to do about it."""
+"""Advice about it."""
 
 
 def name_of(cluster: Cluster, task: str) -> str | None:

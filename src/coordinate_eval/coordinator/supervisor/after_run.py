@@ -21,7 +21,7 @@ LIMIT_SECONDS = 600.0
 """Time that the command gets before it is killed, with all that it has started."""
 
 _LAST_BYTES = 4096
-"""Of the command's output, within which its last line is looked for."""
+"""Bytes at the end of the command's output in which its last line is looked for."""
 
 
 class AfterRun:

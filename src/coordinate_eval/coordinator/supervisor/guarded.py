@@ -1,4 +1,4 @@
-"""Whether the tensors of a checkpoint are the model of its config, before a GPU is asked for.
+"""Check that the tensors of a checkpoint are the model of its config, before a GPU is asked for.
 
 To know what the model has takes torch and seconds, so a child process does it while prompts are
 built. What it cannot say holds up no run.
@@ -35,7 +35,7 @@ class Guard:
         self._child: subprocess.Popen[str] | None = None
         self._end = 0.0
         self.why = ""
-        """Why the checkpoint is refused; empty if it is not."""
+        """The reason why the checkpoint is refused; empty if it is not."""
 
     def start(self) -> None:
         """Start the child, if the checkpoint is one whose tensors no engine has seen."""

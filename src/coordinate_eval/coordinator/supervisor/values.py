@@ -75,7 +75,7 @@ class RoundFacts:
     """The rounds of a run: those whose jobs have not all ended, and what came of all."""
 
     rounds: Sequence[Round]
-    """Those that go on, in order. `released`, `stages` and `trials` are theirs."""
+    """The rounds that go on, in order. `released`, `stages` and `trials` are about these rounds."""
     released: frozenset[NodeKey]
     """Nodes whose weights nobody needs any more."""
     stages: Mapping[NodeKey, StageProgress]
@@ -107,7 +107,7 @@ class TroubleFacts:
     """Incidents and refusals since the last resume."""
 
     incidents: Sequence[Incident] = ()
-    """Those that are written, the last ones last."""
+    """Incidents that are written, the last ones last."""
     worked: frozenset[Pullers] = frozenset()
     """Kinds of pullers with incidents of which a job has done something by now."""
     observed: Sequence[Incident] = ()
@@ -121,7 +121,7 @@ class MemoryFacts:
     idle_arrays: Mapping[Pullers, int]
     """Last arrays of pullers in a row that did nothing, by kind."""
     cores: int | None = None
-    """Of this machine, if all jobs of the run share it."""
+    """The cores of this machine, if all jobs of the run share them."""
     job_limit: bool = False
     """Trials have waited in vain at a limit on how many jobs run at once."""
     stuck: float = 0.0

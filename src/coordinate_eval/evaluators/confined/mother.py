@@ -24,7 +24,7 @@ from pathlib import Path
 from coordinate_eval.evaluators.sandbox.inside import end_with_parent, show
 
 BEGIN, END = b"begin", b"end"
-"""What the mother is told, and says when a child has ended."""
+"""The messages to the mother, and hers when a child has ended."""
 
 MOST_BYTES = 100_000
 """Longest list of modules that the mother imports for later children."""

@@ -22,7 +22,7 @@ class Access:
     model: str
     key: str = field(default="", repr=False)
     section: str = "judge"
-    """Of the settings that name it."""
+    """Section of the settings that name the server."""
     socket: str = ""
     """The socket file that it listens on, in place of the address."""
 

@@ -104,7 +104,7 @@ _TEXTS = {"OS", "Comment", "Extra", "Reason"}
 """Fields that fill their lines, with spaces and equals signs of their own. Others are words."""
 
 Fields = Mapping[str, str]
-"""What Slurm says of a node, by the names in `scontrol show nodes`."""
+"""Slurm's account of a node, by the names in `scontrol show nodes`."""
 
 
 @dataclass(frozen=True)

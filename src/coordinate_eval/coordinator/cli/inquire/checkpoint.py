@@ -32,7 +32,7 @@ _SHOWN = 5
 
 @dataclass
 class Asked:
-    """What is asked about a checkpoint."""
+    """A question about a checkpoint: the arguments of the command."""
 
     path: Path
     config: Path | None = None
@@ -45,7 +45,7 @@ class Asked:
 
 @dataclass
 class _Report:
-    """What is known of a checkpoint."""
+    """The facts that are known of a checkpoint."""
 
     path: str
     format: str | None = None
@@ -53,7 +53,7 @@ class _Report:
     files: int = 0
     bytes: int = 0
     parameters: dict[str, int] = field(default_factory=dict)
-    """By type."""
+    """Number of parameters by type."""
     tensors: list[dict[str, Any]] = field(default_factory=list)
     config: str | None = None
     model_type: str | None = None
@@ -65,7 +65,7 @@ class _Report:
     checked: dict[str, Any] | None = None
     usable: bool = False
     why: str = ""
-    """Why it cannot be scored."""
+    """The reason why it cannot be scored."""
 
 
 def show_checkpoint(asked: Asked, *, as_json: bool) -> int:

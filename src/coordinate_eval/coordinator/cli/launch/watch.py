@@ -114,7 +114,7 @@ class Watch:
     strict: bool = False
     """Start no run without the datasets whose tasks are missing."""
     last: int = 0
-    """Of each checkpoint, also evaluate the average of so many that end with it."""
+    """Also evaluate the average of this many checkpoints, the last of which is the new one."""
     _local: bool = field(init=False)
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ MERGE: Final = (
     "Merge it where it was trained, and give OUT: "
     "PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload().save_pretrained(OUT)"
 )
-"""What to do with an adapter that is not merged here."""
+"""Advice about an adapter that is not merged here."""
 
 _MOST_CONFIG_BYTES = 1 << 20
 _MOST_REFERENCE_BYTES = 1024

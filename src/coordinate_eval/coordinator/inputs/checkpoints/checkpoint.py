@@ -142,7 +142,7 @@ def trained_step(checkpoint: Checkpoint) -> int | None:
 
 
 class _Given(NamedTuple):
-    """What the user names in place of what a checkpoint has."""
+    """Files that the user names in place of the checkpoint's own."""
 
     config: Path | None
     tokenizer: Path | None
@@ -151,10 +151,10 @@ class _Given(NamedTuple):
 
 
 class _Opened(NamedTuple):
-    """What is being described, if one checkpoint is made of others."""
+    """The checkpoints that are being described, where one is made of others."""
 
     above: tuple[Path, ...]
-    """Those that this one is a part of."""
+    """The checkpoints that this one is a part of."""
     all: list[Path]
     """All of them so far."""
 

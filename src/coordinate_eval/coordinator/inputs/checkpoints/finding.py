@@ -28,7 +28,7 @@ from coordinate_eval.records import CheckpointFormat
 
 
 class Found(NamedTuple):
-    """What a folder or file is, as far as that can be told."""
+    """The weights at a path, as far as they can be told."""
 
     place: Path
     format: CheckpointFormat

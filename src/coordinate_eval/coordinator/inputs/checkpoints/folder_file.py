@@ -27,9 +27,9 @@ class FolderFile(NamedTuple):
     tokenizer: Path | None = None
     mapping: Path | None = None
     base: Path | None = None
-    """Of adapters."""
+    """The base of adapters."""
     folder: Path | None = None
-    """Of the file itself."""
+    """The path of the file itself."""
 
     def unless(self, nearer: Iterable[Path], key: str, names: Iterable[str]) -> Path | None:
         """Return what the file says for a key, unless a folder nearer to the checkpoint has it.

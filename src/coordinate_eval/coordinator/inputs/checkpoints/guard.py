@@ -90,7 +90,7 @@ def _further(given: Mapping[str, Any]) -> list[re.Pattern[str]]:
 
 
 class Differences(NamedTuple):
-    """What tensors and an architecture do not have in common."""
+    """The differences between tensors and an architecture."""
 
     missing: Sequence[str]
     unknown: Sequence[str]
@@ -183,12 +183,12 @@ def _outputs(wanted: Architecture) -> frozenset[str]:
 
 
 class Verdict(NamedTuple):
-    """What the guard says of a checkpoint."""
+    """The guard's verdict about a checkpoint."""
 
     differences: Differences | None
     """None if its architecture is not known."""
     why: str
-    """Why it is refused; empty if it is not."""
+    """The reason why it is refused; empty if it is not."""
 
 
 def judge(checkpoint: Checkpoint, source: Source) -> Verdict:

@@ -44,7 +44,7 @@ class _Product(NamedTuple):
     rounded: bool = False
     """The product gets the type of the base before it is added."""
     magnitude: str = ""
-    """Of DoRA: the tensor with the length of each row. Empty: none."""
+    """Tensor with the length of each row, in DoRA; empty without DoRA."""
     experts: int = 1
     expert: int | None = None
     """The only one of these experts whose matrix it is. None: the tensor has all of them."""
@@ -68,7 +68,7 @@ class _Rows(NamedTuple):
 
 @dataclass
 class _Plan:
-    """What becomes of one tensor."""
+    """The changes of an adapter to one tensor."""
 
     begin: str
     """The tensor that it begins as."""

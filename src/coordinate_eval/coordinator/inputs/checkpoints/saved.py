@@ -164,7 +164,7 @@ class Saved:
     marked: bool = False
     """It has the marker that the trainer writes last."""
     members: tuple[Path, ...] = ()
-    """Those that it is the average of, if it is one. It is in no folder then."""
+    """The members of an average, which is in no folder; empty for a checkpoint."""
 
     @property
     def last(self) -> Path:

@@ -36,7 +36,7 @@ from coordinate_eval.slurm.environment import of_job
 NEEDS_WATCH = (
     "`coordinate-eval watch` on a login node, from cron (--cron) or in a terminal, goes on with it"
 )
-"""What a run waits for whose supervisor cannot submit from a compute node."""
+"""Words about a run whose supervisor cannot submit from a compute node."""
 
 
 def run_id(checkpoint: Checkpoint, suite: Suite, settings: Settings) -> str:

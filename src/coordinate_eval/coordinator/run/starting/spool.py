@@ -125,7 +125,7 @@ class Waiting:
     path: Path
     spooled: Spooled | None = None
     number: int = 0
-    """Of the last attempt; 0 before the first."""
+    """Number of the last attempt; 0 before the first."""
     last: Attempt | None = None
     state: str = "requested"
     error: str = ""

@@ -43,7 +43,7 @@ class _Reference(Record):
 
 
 class Compared(NamedTuple):
-    """How log-likelihoods differ from those of a trainer."""
+    """The differences between log-likelihoods and those of a trainer."""
 
     tokens: int
     largest: float

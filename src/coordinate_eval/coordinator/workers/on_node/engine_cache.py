@@ -40,7 +40,7 @@ MOST_KEPT = 16
 """Number of keys that are kept: those that were used last."""
 
 COMPILED = "vllm/torch_compile_cache"
-"""Where vLLM keeps what it compiles, in a folder for each of its own keys."""
+"""The folder of vLLM's compiled files, with a folder for each of its own keys."""
 
 SETTLED_SECONDS = 10.0
 """Files are kept when none has changed for so long: an engine may be writing one."""

@@ -45,7 +45,7 @@ _JUDGE_PROMPTS = (
     ("single-v1", "single-v1-multi-turn"),
     ("single-math-v1", "single-math-v1-multi-turn"),
 )
-"""Those of the first and the second turn, without and with reference answers."""
+"""Prompts of the first and the second turn, without and with reference answers."""
 
 
 def mt_bench(

@@ -79,11 +79,11 @@ _CLASSES = {
     *((module, name) for module in ("pathlib", "pathlib._local")
       for name in ("Path", "PosixPath", "PurePosixPath")),
 }  # fmt: skip
-"""What a `.metadata` file may name besides what state dicts do."""
+"""Names that a `.metadata` file may have besides those of state dicts."""
 
 
 class _Part(NamedTuple):
-    """Where what torch.save wrote of a part of a tensor lies."""
+    """The place of a part of a tensor that torch.save wrote."""
 
     file: str
     at: int
@@ -95,10 +95,10 @@ _Place = tuple[str, tuple[int, ...]]
 
 
 class _Saved(NamedTuple):
-    """What a `.metadata` file says."""
+    """The contents of a `.metadata` file."""
 
     tensors: dict[str, Layout]
-    """By name; the places of their parts are not known yet."""
+    """Tensors by name; the places of their parts are not known yet."""
     parts: dict[_Place, _Part]
     paths: Mapping[str, Sequence[str]]
     """The keys of nested dicts that each name is made of."""

@@ -92,7 +92,7 @@ class _Rank:
 
 
 class _Shape(NamedTuple):
-    """How many ranks there are of each kind."""
+    """The number of ranks of each kind."""
 
     tensor: int
     pipeline: int

@@ -19,7 +19,7 @@ from coordinate_eval.errors import UserError
 
 
 class RankFile(NamedTuple):
-    """What a rank saved."""
+    """The contents of a rank's file."""
 
     path: Path
     content: Mapping[Any, Any]

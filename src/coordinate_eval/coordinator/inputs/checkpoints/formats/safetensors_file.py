@@ -21,7 +21,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
 from coordinate_eval.errors import UserError
 
 MOST_HEADER_BYTES = 32 << 20
-"""Of one file: 200,000 tensors. The format allows 100 MB, which take 1 GB when they are read."""
+"""Largest header of a file: 200,000 tensors. The format allows 100 MB, which take 1 GB to read."""
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 """The names of the index of several files, and of a single file."""

@@ -68,13 +68,13 @@ class Box(NamedTuple):
     strides: tuple[int, ...]
     """Elements between neighbours in the file, by dimension. None is negative."""
     begin: tuple[int, ...]
-    """Where the part begins in the tensor, by dimension."""
+    """Start of the part in the tensor, by dimension."""
     length: int = 0
     """Bytes of what lies there, if that is no plain elements."""
     saved: tuple[int, ...] = ()
     """The shape of the tensor in what lies there, if the box is a part of that tensor."""
     first: tuple[int, ...] = ()
-    """Where the box begins in that tensor, by dimension."""
+    """Start of the box in that tensor, by dimension."""
 
 
 @dataclass(frozen=True)

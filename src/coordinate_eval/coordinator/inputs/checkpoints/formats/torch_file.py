@@ -190,7 +190,7 @@ def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
 
 
 class Storage(NamedTuple):
-    """Where the elements of tensors lie in a file."""
+    """The places of the elements of tensors in a file."""
 
     at: int
     bytes: int

@@ -149,7 +149,7 @@ class _Storage:
 
 @dataclass(eq=False)
 class Object:
-    """What a pickle makes of a class that its reader has listed."""
+    """An inert object of a class that the reader has listed."""
 
     kind: str
     """The name of the class."""
@@ -167,7 +167,7 @@ class _Dict(dict[str | int, Any]):
         self.objects: list[tuple[Object, Any]] | tuple[()] = ()
         """Keys that are objects, and their values."""
         self.others = 0
-        """How many keys are neither."""
+        """Number of keys that are neither."""
 
 
 @dataclass(frozen=True)
@@ -449,7 +449,7 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     **dict.fromkeys(("REDUCE", "NEWOBJ"), _Machine.call),
     **dict.fromkeys(("PROTO", "FRAME", "STOP"), _Machine.nothing),
 }  # fmt: skip
-"""What follows an opcode, by its name."""
+"""The machine's step for each opcode, by the opcode's name."""
 
 
 def _check_keys(values: object) -> None:

@@ -1,1 +1,1 @@
-"""What the config of a model says, and whether the tensors are those of the config."""
+"""The model that a config describes, and whether the tensors are those of the config."""

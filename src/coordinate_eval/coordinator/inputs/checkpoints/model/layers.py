@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 from coordinate_eval._text_config import TextConfig
 
 Mixer = Literal["full", "window", "state", "none"]
-"""How a layer looks at earlier tokens: at all, at the last ones, by a state, or not at all."""
+"""A layer's view of earlier tokens: all of them, the last ones, a state, or none."""
 
 EXPERTS: Final = (
     "num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts",
@@ -40,7 +40,7 @@ _STATEFUL = ("linear", "mamba", "conv", "recurrent", "lightning", "delta", "kda"
 _WINDOWED = ("sliding", "window", "local")
 _STATE_ONLY = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
 _EVERY_OTHER_FULL = {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "gemma3_text": 6}
-"""By type, of how many layers the last attends to all tokens, where the config does not say."""
+"""By type of model, the number of layers of which the last attends to all tokens, by default."""
 
 
 class Layers(NamedTuple):
@@ -52,7 +52,7 @@ class Layers(NamedTuple):
     dense: Sequence[bool]
     """For each layer, True if it has an MLP without experts."""
     experts: int
-    """Of one layer; 0 if the model is no mixture of experts."""
+    """Experts of one layer; 0 if the model is no mixture of experts."""
     chosen: int
     """Experts that a token goes through, of one layer; 0 if the config does not say."""
     window: int

@@ -23,7 +23,7 @@ _BITS: Final = {
     "gptq": 4,
     "experts_int8": 8,
 }
-"""Of a weight, by method, where the config does not say."""
+"""Bits of a weight by method, where the config does not say."""
 
 _FOUR = ("load_in_4bit", "_load_in_4bit")  # bitsandbytes
 
@@ -44,13 +44,13 @@ class Quantized(NamedTuple):
     method: str = ""
     """As vLLM names it, such as `fp8`; empty if the config does not say, as vLLM takes it."""
     bits: int = 16
-    """Of a weight."""
+    """Bits of a weight."""
     multiplied_bits: int = 16
-    """Of the numbers that are multiplied, on GPUs that can: 8 or 4 where activations are, too."""
+    """Bits of the numbers that are multiplied: 8 or 4 on GPUs that can, if activations have them."""
     block: int = 1
     """Weights of one scale: parts of a divided matrix are a multiple of it."""
     cache_bits: int = 16
-    """Of a number in the cache of keys and values."""
+    """Bits of a number in the cache of keys and values."""
 
 
 UNPACKED: Final = Quantized()

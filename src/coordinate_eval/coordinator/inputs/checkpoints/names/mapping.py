@@ -74,7 +74,7 @@ def shipped() -> Sequence[Written]:
 
 
 class Fit(NamedTuple):
-    """How a mapping fits the names of a checkpoint."""
+    """The fit of a mapping to the names of a checkpoint."""
 
     mapping: Written
     matched: int

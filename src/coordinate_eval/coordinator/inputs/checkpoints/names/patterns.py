@@ -117,7 +117,7 @@ class Member:
 
     rule: int
     place: int
-    """Which of the rule's sources it is."""
+    """Position among the rule's sources."""
     values: Mapping[str, str]
 
 

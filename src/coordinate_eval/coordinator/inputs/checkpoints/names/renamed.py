@@ -42,7 +42,7 @@ class _Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class _Recipe:
-    """How a tensor is made."""
+    """The recipe of a tensor."""
 
     tensor: Tensor
     pieces: tuple[_Piece, ...]
