@@ -14,7 +14,6 @@ from tests.checkpoints import of_torch, refused, sides
 
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
 from coordinate_eval.coordinator.inputs.checkpoints.formats import torch_pickle
-from coordinate_eval.errors import UserError
 from coordinate_eval.records import CheckpointFormat
 
 torch = pytest.importorskip("torch")
@@ -158,80 +157,6 @@ def test_bad_pickles_are_refused(tmp_path: Path, pickled: bytes) -> None:
     with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
         archive.writestr("x/data.pkl", pickled)
     refused(tmp_path, "x.pt")
-
-
-def _calls(function: bytes, given: bytes, times: int) -> bytes:
-    """Return a pickle that calls a function again and again with the same arguments."""
-    call = b"h\x00h\x01R0"
-    return b"\x80\x02c" + function + b"\nq\x000" + given + b"q\x010" + call * times + b"}."
-
-
-_TEXT = b"X" + (5000).to_bytes(4, "little") + b"x" * 5000
-_LATIN1 = b"X\x06\0\0\0latin1"
-_VALUES = b"".join(b"M" + n.to_bytes(2, "little") for n in range(5000))
-
-
-@pytest.mark.parametrize(
-    "pickled",
-    [
-        _calls(b"_codecs\nencode", _TEXT + _LATIN1 + b"\x86", 9000),
-        _calls(b"__builtin__\nset", b"](" + _VALUES + b"e\x85", 9000),
-        _calls(b"__builtin__\nset", b"(" + _VALUES + b"t\x85", 9000),
-        _calls(b"torch\nSize", b"(" + _VALUES + b"t\x85", 9000),
-        _calls(b"collections\nCounter", b"}(" + _VALUES + b"u\x85", 9000),
-        _calls(b"__builtin__\nbytearray", _TEXT + _LATIN1 + b"\x86", 9000),
-        _calls(
-            b"torch._tensor\n_rebuild_from_type_v2",
-            b"(ctorch._utils\n_rebuild_parameter\nN(" + _VALUES + b"t\x85Nt", 9000,
-        ),
-        b"\x80\x02ccollections\nOrderedDict\n)Rq\x000}(" + _VALUES + b"uq\x010"
-        + b"h\x00h\x01b0" * 9000 + b"}.",
-    ],
-    ids=["text", "list", "tuple", "size", "dict", "bytes", "nested", "state"],
-)  # fmt: skip
-def test_calls_that_copy_the_same_values_again_and_again_are_refused(
-    tmp_path: Path, pickled: bytes
-) -> None:
-    with pytest.raises(UserError, match="again and again"):
-        torch_pickle.walk(pickled, tmp_path / "x.pt")
-
-
-_NESTED = (
-    b")q\x000" + b"".join(b"h%c" % n * 2 + b"\x86q%c0" % (n + 1) for n in range(45)) + b"h\x2d"
-)  # a tuple of itself twice, and so on: to hash it takes 2^45 steps
-_ALIKE = b"".join(
-    b"\x8a\x0a" + (((1 << 61) - 1) * n).to_bytes(10, "little") for n in range(1, 100)
-)  # numbers of one hash
-
-
-@pytest.mark.parametrize(
-    "making",
-    [
-        b"}" + _NESTED + b"Ns",
-        b"}(" + _ALIKE + b"Nu",
-        b"}X\0\0\1\0" + b"x" * (1 << 16) + b"Ns",
-        b"}G" + bytes(8) + b"Ns",
-        b"\x8f(" + _ALIKE + b"\x90",
-        b"c__builtin__\nset\n](" + _ALIKE + b"e\x85R",
-        b"c__builtin__\nset\n(" + _ALIKE + b"t\x85R",
-        b"c__builtin__\nset\nX\x02\0\0\0ab\x85R",
-        b"ccollections\nCounter\n](" + _ALIKE + b"e\x85R",
-        b"ccollections\nOrderedDict\n](" + _NESTED + b"N\x86e\x85R",
-        b"ctorch._tensor\n_rebuild_from_type_v2\n(c__builtin__\nset\nN](" + _ALIKE + b"e\x85NtR",
-        b"ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._tensor\n_rebuild_from_type_v2\nN)NtR",
-    ],
-)
-def test_keys_that_take_long_to_hash_or_compare_are_refused(tmp_path: Path, making: bytes) -> None:
-    with pytest.raises(UserError, match=r"has a key|is made of|makes no tensor"):
-        torch_pickle.walk(b"\x80\x02" + making + b".", tmp_path / "x.pt")
-
-
-@pytest.mark.parametrize("encoding", ["punycode", "utf-32", "unicode_escape", "idna", "uu"])
-def test_only_bytes_are_encoded(tmp_path: Path, encoding: str) -> None:
-    name = encoding.encode()
-    given = b"X\x01\0\0\0xX" + len(name).to_bytes(4, "little") + name + b"\x86"
-    with pytest.raises(UserError, match="encodes what is no bytes"):
-        torch_pickle.walk(_calls(b"_codecs\nencode", given, 1), tmp_path / "x.pt")
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])

@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Run, Source
-from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import ITEM_BYTES
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import ITEM_BYTES, Run, Source
 from coordinate_eval.coordinator.workers.on_node import copying
 from coordinate_eval.errors import UserError
 

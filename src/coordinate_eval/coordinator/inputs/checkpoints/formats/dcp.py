@@ -25,16 +25,13 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats import (
     torch_pickle,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
+    ITEM_BYTES,
     Box,
     Layout,
     Stored,
     contiguous,
 )
-from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import (
-    ITEM_BYTES,
-    Object,
-    StoredTensor,
-)
+from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import Object, StoredTensor
 from coordinate_eval.errors import UserError
 
 METADATA: Final = ".metadata"

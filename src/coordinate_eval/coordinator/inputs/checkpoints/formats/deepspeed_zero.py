@@ -20,11 +20,13 @@ from coordinate_eval._format import brief
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
 from coordinate_eval.coordinator.inputs.checkpoints.formats import rank_files, torch_file
 from coordinate_eval.coordinator.inputs.checkpoints.formats.rank_files import RankFile
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Box, Layout, Stored
-from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import (
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
     ITEM_BYTES,
-    StoredTensor,
+    Box,
+    Layout,
+    Stored,
 )
+from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import StoredTensor
 from coordinate_eval.errors import UserError
 
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<rank>\d+)_)?mp_rank_(?P<mp>\d+)_model_states\.pt")

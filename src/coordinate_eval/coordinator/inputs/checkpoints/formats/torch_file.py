@@ -18,10 +18,14 @@ from typing import Any, NamedTuple, TypeVar
 from coordinate_eval import _format
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file, torch_pickle
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Box, Layout, Stored
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
+    ITEM_BYTES,
+    Box,
+    Layout,
+    Stored,
+)
 from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import (
     HOW_TO_SAVE,
-    ITEM_BYTES,
     StoredTensor,
 )
 from coordinate_eval.errors import UserError
@@ -200,7 +204,7 @@ def read(
     path: Path,
     begin: int = 0,
     length: int = -1,
-    classes: Container[tuple[str, str]] | None = None,
+    classes: Container[tuple[str, str]] = frozenset(),
 ) -> tuple[object, dict[str, Storage]]:
     """Return what torch.save wrote, as `torch_pickle.walk` does, and its storages by key.
 

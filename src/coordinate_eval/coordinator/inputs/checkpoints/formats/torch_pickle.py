@@ -4,46 +4,20 @@ A pickle is a program. This module follows its opcodes with inert values, so tha
 ever called. A state dict needs few names; any other name makes the file suspicious, and the error
 says which.
 
-A call can copy what it is given, such as a text, and a few bytes of the pickle repeat the call. So
-what all calls together are given is bounded by the pickle's size: then loading it takes memory and
-time that fit the file. So are keys of dicts, which loading hashes and compares: a short text or a
-small number. Of others, a small file can have so many of one hash, so long or so deep ones, that
-loading takes hours.
+Keys of dicts are kept only if they are names or numbers, so that following a small file never takes
+hours of hashing. Nothing else loads the file: torch never sees it.
 """
 
 import math
 import pickletools
-from collections.abc import Callable, Container, Iterator, Sized
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from coordinate_eval._format import brief
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import ITEM_BYTES
 from coordinate_eval.errors import UserError
-
-ITEM_BYTES: Final = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint64": 8,
-    "uint32": 4,
-    "uint16": 2,
-    "uint8": 1,
-    "bool": 1,
-    "complex64": 8,
-    "complex128": 16,
-}
-"""Bytes of one element, by torch's name of its type."""
 
 _STORAGES = {
     "DoubleStorage": "float64",
@@ -116,18 +90,11 @@ TRAINERS: Final = frozenset(
 
 _MOST_DIMENSIONS, _MOST_ELEMENTS = 64, 1 << 60  # of a tensor; torch has as many dimensions
 _MOST_OPCODES = 5_000_000  # seconds of work; a tensor takes about 30, its optimizer's state 100
-_GIVEN_TO_A_BYTE = 4  # values or bytes given to calls; the states of optimizers have 0.2
-# The only encoding in which pickles keep bytes; others grow, or take time without an end.
-_ENCODINGS = ("latin1", "latin-1")
-# Types that a state dict names and never calls: they take a number of bytes to allocate.
-_ALLOCATING = {"Tensor", "Parameter", "TypedStorage", "UntypedStorage", *_STORAGES}
-_MOST_KEY_CHARACTERS, _MOST_KEY = 4096, 1 << 60  # larger numbers may all have one hash
+_MOST_KEY = 1 << 60  # larger numbers may all have one hash
 _OF_RANKS = ("torch.distributed.tensor", "torch.distributed._tensor", "torch.distributed._shard")
 _MATTERING = ("OrderedDict", "Size", "_rebuild")
 """Beginnings of the names whose calls give dicts, shapes and tensors."""
 
-# What `_rebuild_from_type_v2` may call with the arguments that it is given.
-_OF_TENSORS = ("_rebuild_tensor", "_rebuild_parameter")
 HOW_TO_SAVE = "Save the weights alone: torch.save(model.state_dict(), PATH)"
 
 _MARK = object()
@@ -207,7 +174,7 @@ ANY_CLASS: Final[Container[tuple[str, str]]] = _AnyClass()
 def walk(
     pickled: bytes,
     path: Path,
-    classes: Container[tuple[str, str]] | None = None,
+    classes: Container[tuple[str, str]] = frozenset(),
     most_opcodes: int | None = None,
 ) -> object:
     """Return what the pickle would make: dicts, lists, tuples, `StoredTensor`, and unknowns.
@@ -224,7 +191,7 @@ def walk(
     """
     # All names are checked before anything is concluded.
     try:
-        machine = _Machine(path, _GIVEN_TO_A_BYTE * len(pickled), classes)
+        machine = _Machine(path, classes)
         for number, (opcode, argument, _) in enumerate(pickletools.genops(pickled)):
             if number == (most_opcodes or _MOST_OPCODES):
                 raise UserError(f"{path} holds more than tensors. {HOW_TO_SAVE}")
@@ -242,15 +209,11 @@ def walk(
 class _Machine:
     """A pickle machine whose values do nothing."""
 
-    def __init__(
-        self, path: Path, most_given: int, classes: Container[tuple[str, str]] | None
-    ) -> None:
+    def __init__(self, path: Path, classes: Container[tuple[str, str]]) -> None:
         self.stack: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._path = path
         self._classes = classes
-        self._left = most_given
-        """Values and bytes that further calls may be given."""
 
     def push(self, argument: object) -> None:
         self.stack.append(argument)
@@ -297,12 +260,6 @@ class _Machine:
         values = self._since_mark()
         _extend(self.stack[-1], values)
 
-    def add(self, argument: object) -> None:
-        values = self._since_mark()
-        if self._classes is None:
-            _check_keys(values)
-        _extend(self.stack[-1], values)
-
     def append(self, argument: object) -> None:
         values = self._pop(1)
         _extend(self.stack[-1], values)
@@ -322,14 +279,12 @@ class _Machine:
             self.stack[-1].state = state
         elif isinstance(self.stack[-1], StoredTensor):
             raise UserError(f"{self._path} changes a tensor that it made. {HOW_TO_SAVE}")
-        self._count(state)
 
     def store(self, argument: object) -> None:
         self.stack.append(_storage(self.stack.pop()))
 
     def call(self, argument: object) -> None:
         function, arguments = self._pop(2)
-        self._count(arguments)
         self.stack.append(self._made(function, arguments))
 
     def nothing(self, argument: object) -> None:
@@ -348,13 +303,11 @@ class _Machine:
     def _made(self, function: object, arguments: object) -> object:
         """Return what a call gives."""
         module, name = function if isinstance(function, Global) else ("", "")
-        if self._classes is None or ((module, name) in _HARMLESS and name.startswith(_MATTERING)):
-            return _result(function, arguments)
+        if (module, name) in _HARMLESS and name.startswith(_MATTERING):
+            return _result(name, arguments)
         return Object(name, arguments)
 
     def _put(self, target: object, pairs: list[Any]) -> None:
-        if self._classes is None:
-            _check_keys(pairs[::2])
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
             if not isinstance(target, _Dict):
                 return
@@ -367,21 +320,6 @@ class _Machine:
             else:
                 target.others += 1
 
-    def _count(self, given: object) -> None:
-        """Count what a call is given: values, and the bytes of texts.
-
-        Raises:
-            ValueError: all calls together are given more than fits the pickle.
-        """
-        if self._classes is not None:
-            return
-        self._left -= 1 + (len(given) if isinstance(given, Sized) else 0)
-        self._left -= given.others if isinstance(given, _Dict) else 0
-        if self._left < 0:
-            raise ValueError("it copies the same values again and again")
-        for value in given if isinstance(given, tuple) else ():
-            self._count(value)
-
     def _since_mark(self) -> list[Any]:
         taken: list[Any] = []
         while (value := self.stack.pop()) is not _MARK:
@@ -391,14 +329,14 @@ class _Machine:
     def _global(self, module: object, name: object) -> Global:
         if not isinstance(module, str) or not isinstance(name, str):
             raise UserError(f"{self._path} hides what it would run. {HOW_TO_SAVE}")
-        if module.startswith(_OF_RANKS) and (module, name) not in (self._classes or ()):
+        if module.startswith(_OF_RANKS) and (module, name) not in self._classes:
             raise UserError(
                 f"{self._path} holds parts of tensors that one of several ranks had "
                 f"({brief(name)}), not whole ones. Save with torch.distributed.checkpoint, which "
                 "is read, or gather the weights first: get_model_state_dict(model, options="
                 "StateDictOptions(full_state_dict=True, cpu_offload=True))"
             )
-        if (module, name) not in _HARMLESS and (module, name) not in (self._classes or ()):
+        if (module, name) not in _HARMLESS and (module, name) not in self._classes:
             raise UserError(
                 f"{self._path} would run code when loaded: {brief(repr(f'{module}.{name}'))}; "
                 f"nothing was loaded. {HOW_TO_SAVE}"
@@ -440,7 +378,7 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "SETITEM": _Machine.set_item,
     "APPENDS": _Machine.extend,
     "APPEND": _Machine.append,
-    "ADDITEMS": _Machine.add,
+    "ADDITEMS": _Machine.extend,
     "POP": _Machine.drop,
     "POP_MARK": _Machine.drop_to_mark,
     "DUP": _Machine.double,
@@ -450,19 +388,6 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     **dict.fromkeys(("PROTO", "FRAME", "STOP"), _Machine.nothing),
 }  # fmt: skip
 """The machine's step for each opcode, by the opcode's name."""
-
-
-def _check_keys(values: object) -> None:
-    """Check what becomes the keys of a dict, or the members of a set.
-
-    Raises:
-        ValueError: hashing or comparing them may take very long.
-    """
-    for key in values if isinstance(values, list | tuple) else ():
-        short = isinstance(key, str) and len(key) <= _MOST_KEY_CHARACTERS
-        small = isinstance(key, int) and -_MOST_KEY < key < _MOST_KEY
-        if not (short or small or key is None):
-            raise ValueError("a dict has a key that is no name and no number")
 
 
 def _extend(target: object, values: list[Any]) -> None:
@@ -480,54 +405,15 @@ def _storage(persistent: object) -> _Storage:
     return _Storage(key, _STORAGES.get(kind.name))
 
 
-def _result(function: object, arguments: object) -> object:
+def _result(name: str, arguments: object) -> object:
     """Return what a call of a harmless name gives, as far as it matters here."""
-    name = function.name if isinstance(function, Global) else ""
-    if name == "OrderedDict" and arguments != ():
-        raise ValueError("an OrderedDict is made of something")
-    if name in ("OrderedDict", "Counter"):
-        _check_members(arguments)
+    if name == "OrderedDict":
+        if arguments != ():
+            raise ValueError("an OrderedDict is made of something")
         return _Dict()
-    if name == "set":
-        _check_members(arguments)
-    if name == "encode":
-        return _encoded(arguments)
-    if name == "_rebuild_from_type_v2":
-        called = arguments[0] if isinstance(arguments, tuple) and arguments else None
-        if not isinstance(called, Global) or not called.name.startswith(_OF_TENSORS):
-            raise ValueError("it makes no tensor")
     if name == "Size" and isinstance(arguments, tuple) and arguments:
         return arguments[0]
-    if name.startswith("_rebuild"):
-        return next(_tensors(arguments), _UNKNOWN)
-    if name in _ALLOCATING or (name == "bytearray" and _has_number(arguments)):
-        raise ValueError(f"it calls {name}")
-    return _UNKNOWN
-
-
-def _check_members(arguments: object) -> None:
-    """Check what a set or a Counter is made of: nothing, members, or a dict, whose keys are known.
-
-    Raises:
-        ValueError: it is something else, or hashing its members may take very long.
-    """
-    made_of = arguments if isinstance(arguments, tuple) and len(arguments) == 1 else ([],)
-    if arguments != () and not isinstance(made_of[0], list | tuple | _Dict):
-        raise ValueError("a set is made of something else than its members")
-    _check_keys(list(made_of[0]))
-
-
-def _encoded(arguments: object) -> str:
-    """Return the text that `_codecs.encode(text, encoding)` turns into as many bytes."""
-    if isinstance(arguments, tuple) and len(arguments) == 2:
-        text, encoding = arguments
-        if isinstance(text, str) and encoding in _ENCODINGS:
-            return text
-    raise ValueError("it encodes what is no bytes")
-
-
-def _has_number(arguments: object) -> bool:
-    return isinstance(arguments, tuple) and any(isinstance(each, int) for each in arguments)
+    return next(_tensors(arguments), _UNKNOWN)
 
 
 def _place(arguments: tuple[object, ...]) -> tuple[tuple[int, ...], int, tuple[int, ...]]:

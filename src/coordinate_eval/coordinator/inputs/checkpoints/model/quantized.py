@@ -46,7 +46,7 @@ class Quantized(NamedTuple):
     bits: int = 16
     """Bits of a weight."""
     multiplied_bits: int = 16
-    """Bits of the numbers that are multiplied: 8 or 4 on GPUs that can, if activations have them."""
+    """Bits of the numbers that are multiplied: 8 or 4 if activations are quantized and GPUs can."""
     block: int = 1
     """Weights of one scale: parts of a divided matrix are a multiple of it."""
     cache_bits: int = 16
