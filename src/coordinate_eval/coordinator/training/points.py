@@ -11,7 +11,8 @@ class Point:
         step: number of the optimizer's step.
         loss: the training loss, which may be NaN or infinite; None where the line has none.
         gradient_norm: the norm of the gradients before clipping; None where the line has none.
-        tokens_per_second: of the whole training; None where the line has none.
+        tokens_per_second: as the training says it, which may be of one of its devices; None where
+            the line has none.
         written: unix seconds at which the line was written, or read where it has no time.
     """
 
