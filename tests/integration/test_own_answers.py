@@ -9,7 +9,7 @@ import pytest
 from tests.evaluators import byte_tokenizer, evaluator_of
 from transformers import PreTrainedTokenizerFast
 
-from coordinate_eval.coordinator.report.results import own_answers
+from coordinate_eval.coordinator.report.warnings import own_answers
 from coordinate_eval.records import Dataset, DatasetRequests, OwnAnswers, Request
 
 QUESTIONS = [{"q": f"What is {n} plus {n}?", "a": str(2 * n), "id": n} for n in range(12)]

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from coordinate_eval.coordinator.report.results import degenerate, odd_answers, warnings
 from coordinate_eval.coordinator.report.samples import card
+from coordinate_eval.coordinator.report.warnings import degenerate, odd_answers, warnings
 from coordinate_eval.evaluators.confined.messages import LoggedSample
 from coordinate_eval.evaluators.harness.results import (
     ReadResponses,

@@ -8,7 +8,8 @@ from tests.decisions import SPANS, make_run
 from tests.shown_runs import publish
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.report.results import collect_results, reasons
+from coordinate_eval.coordinator.report.missing import reasons
+from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.starting import resumes

@@ -26,9 +26,8 @@ from coordinate_eval.coordinator.comparison.paired import (
 from coordinate_eval.coordinator.history.measured import asked, higher_is_better
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.coordinator.report import state
-from coordinate_eval.coordinator.report.judges import judged, judged_differently
 from coordinate_eval.coordinator.report.main_metric import Score, main_score
-from coordinate_eval.coordinator.report.results import read_dataset
+from coordinate_eval.coordinator.report.results import judged, judged_differently, read_dataset
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import RecordError, UserError

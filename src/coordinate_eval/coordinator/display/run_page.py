@@ -17,6 +17,7 @@ from coordinate_eval.coordinator.display.drawing import (
 from coordinate_eval.coordinator.display.gantt import Lane, Phase, Stretch
 from coordinate_eval.coordinator.planning.plan import Plan
 from coordinate_eval.coordinator.planning.simulate import simulate
+from coordinate_eval.coordinator.report import missing, warnings
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.main_metric import main_score
 from coordinate_eval.coordinator.report.samples import Card
@@ -118,9 +119,9 @@ def render(
         version=__version__,
         run=run,
         results=results,
-        reasons=report.reasons(results),
+        reasons=missing.reasons(results),
         scores=[_score(found) for found in scored],
-        warnings=[line for found in scored for line in report.warnings(found)],
+        warnings=[line for found in scored for line in warnings.warnings(found)],
         ledger=ledger,
         expected=expected,
         planned_at=planned_at,

@@ -20,7 +20,8 @@ from pydantic import ConfigDict, Field, ValidationError
 from coordinate_eval import __version__, _files
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of, training_of
 from coordinate_eval.coordinator.report.main_metric import main_score
-from coordinate_eval.coordinator.report.results import read_dataset, warnings
+from coordinate_eval.coordinator.report.results import read_dataset
+from coordinate_eval.coordinator.report.warnings import warnings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import CoordinateError

@@ -43,7 +43,7 @@ from coordinate_eval.coordinator.planning.plan import (
     PlanSuite,
 )
 from coordinate_eval.coordinator.prompts.building import wall_seconds
-from coordinate_eval.coordinator.report.results import own_answers
+from coordinate_eval.coordinator.report.warnings import own_answers
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.lease import leased
 from coordinate_eval.coordinator.run.records import (

@@ -17,9 +17,8 @@ from coordinate_eval.coordinator.cli.output import say, table_console, write_jso
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
-from coordinate_eval.coordinator.report.judges import judged, judged_differently
 from coordinate_eval.coordinator.report.main_metric import main_score
-from coordinate_eval.coordinator.report.results import read_dataset
+from coordinate_eval.coordinator.report.results import judged, judged_differently, read_dataset
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.own import is_own, own, place
 from coordinate_eval.coordinator.run.paths import RunDir

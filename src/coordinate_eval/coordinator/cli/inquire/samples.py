@@ -27,8 +27,12 @@ from coordinate_eval.coordinator.inputs.folders import working_in
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites.suite import check_tasks
 from coordinate_eval.coordinator.report import samples as choice
-from coordinate_eval.coordinator.report.judges import judged, judged_differently
-from coordinate_eval.coordinator.report.results import read_dataset, read_results
+from coordinate_eval.coordinator.report.results import (
+    judged,
+    judged_differently,
+    read_dataset,
+    read_results,
+)
 from coordinate_eval.coordinator.report.samples import Card, Shown
 from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.paths import RunDir

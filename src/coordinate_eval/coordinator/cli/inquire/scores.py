@@ -21,15 +21,16 @@ from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.formats import lm_eval_results, model_card
-from coordinate_eval.coordinator.report.judges import judged, judged_differently
 from coordinate_eval.coordinator.report.main_metric import main_score
 from coordinate_eval.coordinator.report.results import (
     collect_results,
+    judged,
+    judged_differently,
     read_dataset,
     read_results,
-    warnings,
     with_distinct_names,
 )
+from coordinate_eval.coordinator.report.warnings import warnings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import UserError

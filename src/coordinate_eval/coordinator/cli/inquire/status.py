@@ -25,7 +25,7 @@ from coordinate_eval.coordinator.incidents.shown import report_failures
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.asked_nodes import avoided_words
-from coordinate_eval.coordinator.report import results, state
+from coordinate_eval.coordinator.report import missing, results, state, warnings
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
 from coordinate_eval.coordinator.report.main_metric import main_score
 from coordinate_eval.coordinator.report.results import read_results
@@ -116,7 +116,7 @@ def describe(
     if phase is not Phase.COMPLETE:
         rough = _files.read_record_if_there(run_dir.first_signal, FirstSignal)
     if phase is Phase.INCOMPLETE:
-        reasons = results.reasons(results.read_results(run_dir))
+        reasons = missing.reasons(results.read_results(run_dir))
     else:
         reasons = [] if phase is Phase.COMPLETE else report_failures(run_dir)
     return {
@@ -198,11 +198,11 @@ def _datasets(run_dir: RunDir, run: Run) -> dict[str, dict[str, Any]]:
     datasets = {}
     for dataset in run.suite.datasets:
         shards = sum(1 for s in run.shards if s.dataset == dataset.name)
-        missing = sum(1 for s in undone if s.dataset == dataset.name)
-        word = "running" if missing else "to be scored"
+        lacking = sum(1 for s in undone if s.dataset == dataset.name)
+        word = "running" if lacking else "to be scored"
         if dataset.name in being_scored:
             word = "scoring"
-        if missing == shards and dataset.name not in begun:
+        if lacking == shards and dataset.name not in begun:
             word = "waiting" if run.planned else _before_plan(run_dir, dataset.name)
         if dataset.name not in left:
             failed = run_dir.dataset_error(dataset.name).exists()
@@ -212,10 +212,10 @@ def _datasets(run_dir: RunDir, run: Run) -> dict[str, dict[str, Any]]:
         datasets[dataset.name] = {
             "state": word,
             "shards": shards,
-            "shards_done": shards - missing,
+            "shards_done": shards - lacking,
             "score": None if score is None else score._asdict(),
             "outputs": found.outputs.model_dump() if found and found.outputs else None,
-            "warnings": results.warnings(found) if found else [],
+            "warnings": warnings.warnings(found) if found else [],
         }
     return datasets
 

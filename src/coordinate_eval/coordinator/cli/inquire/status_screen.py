@@ -17,8 +17,8 @@ from coordinate_eval.coordinator.cli.output import (
     differences,
     first_signal_table,
 )
-from coordinate_eval.coordinator.report.results import often_odd
 from coordinate_eval.coordinator.report.state import Phase
+from coordinate_eval.coordinator.report.warnings import often_odd
 from coordinate_eval.coordinator.run.records import HookEnd
 
 _HEADLINES = {

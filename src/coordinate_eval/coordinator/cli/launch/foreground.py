@@ -22,7 +22,7 @@ from coordinate_eval.coordinator.cli.output import (
     write_json,
 )
 from coordinate_eval.coordinator.display.run_page import write_report
-from coordinate_eval.coordinator.report import first_signal, state
+from coordinate_eval.coordinator.report import first_signal, missing, state, warnings
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
 from coordinate_eval.coordinator.report.state import Phase
@@ -163,7 +163,7 @@ def supervise(
         return 1
     if not (results["complete"] or read_run(run_dir).planned or run_dir.cancelled.exists()):
         # Nothing was started on a GPU: what the user gave cannot work.
-        raise UserError("\n".join(report.build_errors(run_dir) or [results["reason"]]))
+        raise UserError("\n".join(missing.build_errors(run_dir) or [results["reason"]]))
     return show_results(run_dir, as_json=as_json)
 
 
@@ -210,10 +210,10 @@ def show_results(run_dir: RunDir, *, as_json: bool) -> int:
         lines = [
             line
             for name, outputs in results["outputs"].items()
-            for line in report.degenerate(name, Outputs.model_validate(outputs))
+            for line in warnings.degenerate(name, Outputs.model_validate(outputs))
         ]
         for name, judge in results["judge"].items():
-            lines += report.odd_answers(name, judge)
+            lines += warnings.odd_answers(name, judge)
         for line in lines:
             console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
         if not results["complete"]:
@@ -246,7 +246,7 @@ def reasons_why_stopped(run_dir: RunDir) -> list[str]:
     """Return why a run stopped, a line for each reason."""
     if not state.has_ended_incomplete(run_dir):
         return [f"its supervisor is gone; logs are in {run_dir.logs}"]
-    return report.reasons(report.read_results(run_dir))
+    return missing.reasons(report.read_results(run_dir))
 
 
 def _what_goes_on(run_dir: RunDir, run: Run, cluster: Cluster) -> str:

@@ -21,7 +21,7 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.new_run import Inputs
 from coordinate_eval.coordinator.prompts import building
 from coordinate_eval.coordinator.prompts.request_cache import Builder
-from coordinate_eval.coordinator.report.results import own_answers
+from coordinate_eval.coordinator.report.warnings import own_answers
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.errors import UserError
 
