@@ -149,12 +149,10 @@ def show_alarms(settings: Settings, wanted: Wanted, *, as_json: bool) -> int:
     notes: list[str] = []
     broken = False
     for training in dict.fromkeys(row.training for row in found.rows):
-        of = {row.checkpoint for row in found.rows if row.training == training}
-        # What another training was asked is nothing to this one.
-        alone = series([each for each in known if each.checkpoint in of], suite=wanted.suite)
-        notes += alone.notes
-        raised += (mine := alarms(alone))
-        newest = [row for row in alone.rows if row.step is not None][-1:]
+        its = alone(known, found, training, wanted.suite)
+        notes += its.notes
+        raised += (mine := alarms(its))
+        newest = [row for row in its.rows if row.step is not None][-1:]
         broken |= any(alarm.last in newest for alarm in mine)
     if as_json:
         write_json(
@@ -170,6 +168,12 @@ def show_alarms(settings: Settings, wanted: Wanted, *, as_json: bool) -> int:
     for line in [*notes, *problems]:
         say(line)
     return int(broken)
+
+
+def alone(known: Sequence[Measured], found: Series, training: str, suite: str | None) -> Series:
+    """Return the series of one training: what another was asked is nothing to it."""
+    of = {row.checkpoint for row in found.rows if row.training == training}
+    return series([each for each in known if each.checkpoint in of], suite=suite)
 
 
 def _alarm(each: Alarm) -> dict[str, Any]:
