@@ -94,6 +94,8 @@ def test_a_run_that_has_lost_its_process_gets_another(
     assert "is supervised by process" in supervise_from_here(settings)[0]
     login.started()
     alive = subprocess.Popen(["/bin/sh", "-c", "read end", "coordinate"], stdin=subprocess.PIPE)
+    # Popen returns a moment before the process has the words of its command line.
+    until(Path(f"/proc/{alive.pid}/cmdline").read_bytes, "its command line")
     monkeypatch.setattr(os, "getpid", lambda: alive.pid)
     take_over(run_dir)
     assert not supervise_from_here(settings)
