@@ -4,17 +4,10 @@ The command is started once for each trial, with `{model}` for the folder of the
 `{port}` for the port to listen on, `{gpus}` for the number of GPUs, and `{max_length}` for the
 tokens of context. It ends with the trial, with all that it has started. Either kind of server is
 asked over OpenAI's protocol of completions, and kept full: `concurrency` requests are in flight.
-
-What the server can do is found out by a few small requests before the first real one.
 """
-# The libraries of the extras have no types here: they may be absent while types are checked.
-# ruff: noqa: ANN401
 
 import asyncio
 import contextlib
-import functools
-import itertools
-import math
 import os
 import re
 import shlex
@@ -24,19 +17,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from coordinate_eval._engines import kind_of
-from coordinate_eval._format import brief
-from coordinate_eval._text_config import text_config
-from coordinate_eval.errors import EngineError, ServerRefuses, ServerSilent, UserError
-from coordinate_eval.evaluators import own_code
+from coordinate_eval.errors import EngineError, ServerRefuses, UserError
 from coordinate_eval.evaluators.engines import common
 from coordinate_eval.evaluators.engines.base import Across, Unwanted, all_wanted
-from coordinate_eval.evaluators.engines.scoring import Scoring, together
-from coordinate_eval.evaluators.engines.server_requests import Choice, Completions, ScoringWay
-from coordinate_eval.evaluators.engines.turns import Decoder, Turns, tokens_of
+from coordinate_eval.evaluators.engines.scoring import together
+from coordinate_eval.evaluators.engines.server_answers import Answering, find_model
+from coordinate_eval.evaluators.engines.server_requests import Completions
 from coordinate_eval.evaluators.servers.access import Access
-from coordinate_eval.evaluators.servers.connection import Odd
 from coordinate_eval.evaluators.servers.process import LOOK_SECONDS, Port, Process
-from coordinate_eval.evaluators.servers.replies import Declined, TryAgain
+from coordinate_eval.evaluators.servers.replies import TryAgain
 from coordinate_eval.records import Request, RequestKind, Response
 
 _SECTION: Final = "engine.args"
@@ -59,9 +48,6 @@ LONG_PATIENCE_SECONDS: Final = 600.0
 
 _GLANCE_SECONDS: Final = 1.0
 """Time for a first look at a server, by a command that is to return soon."""
-
-_MOST_IDS: Final = 20
-"""Most tokens that one request scores by their ids: vLLM's servers give no more by default."""
 
 
 def check_args(args: Mapping[str, Any], *, here: bool = True) -> None:
@@ -174,7 +160,7 @@ def look(args: Mapping[str, Any], environ: Mapping[str, str]) -> str:
             asyncio.timeout(_GLANCE_SECONDS),
             Completions(access, concurrency=1, patience_seconds=0.0) as server,
         ):
-            return await _find_model(server, 0, of_others=True)
+            return await find_model(server, 0, of_others=True)
 
     try:
         return asyncio.run(find())
@@ -183,26 +169,6 @@ def look(args: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     except (TryAgain, TimeoutError) as error:
         why = str(error) or f"nothing within {_GLANCE_SECONDS:g} s"
         raise EngineError(f"the server at {access.base_url} does not answer: {why}") from None
-
-
-async def _find_model(server: Completions, max_length: int, *, of_others: bool) -> str:
-    """Return the model's name, empty if the server lists none. Check that its context is enough."""
-    models, where = await server.models(), server.access.base_url
-    name = server.access.model
-    if not name:
-        if of_others and models is not None and len(models) > 1:
-            raise UserError(
-                f"the server at {where} has several models: set [engine.args] model to one of "
-                f"{brief(', '.join(sorted(models)))}"
-            )
-        name = next(iter(models or {}), "")
-    length = (models or {}).get(name, {}).get("max_model_len")
-    if type(length) is int and length < max_length:
-        raise UserError(
-            f"the server at {where} has a context of {length:,} tokens, and this run's is "
-            f"{max_length:,}: give its command {{max_length}}, or set [trial] max_length"
-        )
-    return name
 
 
 class ServerEngine:
@@ -226,9 +192,6 @@ class ServerEngine:
     computing = None
     """Always None: the server computes all requests that it has."""
 
-    unable: Mapping[RequestKind, str]
-    """Kinds of requests that the server cannot answer, with the reason."""
-
     def __init__(
         self,
         model: Path,
@@ -239,17 +202,12 @@ class ServerEngine:
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         check_args(args)
-        self._model, self._max_length = model, max_length
-        config = text_config(own_code.json_object(model / "config.json"), model / "config.json")
-        self._vocabulary = config.number("vocab_size", most=10**9) or 1 << 31
         self._concurrency = int(args.get("concurrency", kind_of("server").sequences))
         self._process: Process | None = None
         self._port: Port | None = None
         self._open = contextlib.AsyncExitStack()
         self._loop = asyncio.new_event_loop()
-        self._most_ids = 0
         self._closed = False
-        self.unable = {}
         base_url = args.get("base_url")
         if base_url is None:
             self._port = Port()
@@ -261,6 +219,13 @@ class ServerEngine:
             access,
             concurrency=self._concurrency,
             patience_seconds=PATIENCE_SECONDS if self._port else LONG_PATIENCE_SECONDS,
+        )
+        self._answering = Answering(
+            self._server,
+            model,
+            max_length,
+            of_others=self._port is None,
+            check_own=self._check_own,
         )
         try:
             if self._port is not None:
@@ -282,6 +247,11 @@ class ServerEngine:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def unable(self) -> Mapping[RequestKind, str]:
+        """Return the kinds of requests that the server cannot answer, with the reason."""
+        return self._answering.unable
 
     def run(
         self, requests: Iterator[Request], unwanted: Unwanted = all_wanted
@@ -308,7 +278,7 @@ class ServerEngine:
                     if group is None:
                         groups = None
                         continue
-                    task = self._loop.create_task(self._answer(group))
+                    task = self._loop.create_task(self._answering.answer(group))
                     task.add_done_callback(done.put_nowait)
                     flight[task] = group
                 if not flight:
@@ -343,7 +313,7 @@ class ServerEngine:
         end = time.monotonic() + seconds
         while True:
             try:
-                await self._within(end, self._find_all())
+                await self._within(end, self._answering.find_out())
                 return
             except TryAgain as failure:
                 over = time.monotonic() + LOOK_SECONDS >= end
@@ -375,17 +345,13 @@ class ServerEngine:
         except TimeoutError:
             raise TryAgain("it accepts requests and says nothing") from None
 
-    async def _find_all(self) -> None:
-        name = await _find_model(self._server, self._max_length, of_others=not self._port)
-        self._server.model = name or str(self._model)
-        await self._find_prompts()
-        if self._port is not None and self._port.is_foreign:
-            raise EngineError(f"another user's server answers at {self._where}")
-        await self._find_scoring()
-
     @property
     def _where(self) -> str:
         return self._server.access.base_url
+
+    def _check_own(self) -> None:
+        if self._port is not None and self._port.is_foreign:
+            raise EngineError(f"another user's server answers at {self._where}")
 
     def _check_runs(self) -> None:
         """Check that the server has not ended.
@@ -397,149 +363,6 @@ class ServerEngine:
             raise EngineError("this engine is closed: start another")
         if self._process is not None:
             self._process.check()
-
-    async def _find_prompts(self) -> None:
-        """Find out whether the server takes token ids, or text with all of its tokens."""
-        tokens = self._probed()
-        try:
-            if await self._server.takes_prompt(tokens) == len(tokens):
-                return
-            why = "it counts other tokens"
-        except Declined as declined:
-            why = str(declined)
-        self._server.prompt_of = self._text_of
-        try:
-            count = await self._server.takes_prompt(self._text_of(tokens))
-        except Declined as declined:
-            raise UserError(
-                f"the server at {self._where} takes neither token ids ({why}) nor text ({declined})"
-            ) from declined
-        self._server.counts_prompts = False
-        self._adds = (count or 0) > len(tokens)
-        self._why_no_scores(f"it takes no token ids ({why})")
-
-    async def _find_scoring(self) -> None:
-        """Find out how the server tells the log-probabilities of a prompt."""
-        if self.unable:
-            return
-        tokens, whole, why = self._probed(), math.nan, ""
-        ways: tuple[ScoringWay, ...] = ("prompt_logprobs", "echo")
-        for way in ways:
-            self._server.scoring = way
-            try:
-                whole = await self._scored(tokens[:2], tokens[2:])
-                break
-            except EngineError as error:
-                why = str(error)
-        else:
-            self._why_no_scores(why)
-            return
-        self._most_ids = _MOST_IDS
-        by_ids = math.nan
-        with contextlib.suppress(EngineError):
-            by_ids = await self._scored(tokens[:2], tokens[2:3])
-            by_ids += await self._scored(tokens[:3], tokens[3:])
-        # Batches of other sizes change values of 16 bits a little.
-        if not math.isclose(by_ids, whole, rel_tol=0.05):
-            self._most_ids = 0
-
-    def _why_no_scores(self, why: str) -> None:
-        self.unable = {
-            RequestKind.LOGLIKELIHOOD: f"the server at {self._where} tells no log-probabilities "
-            f"of prompts: {why}"
-        }
-
-    def _probed(self) -> list[int]:
-        return [number % self._vocabulary for number in range(3, 7)]
-
-    async def _scored(self, context: list[int], continuation: list[int]) -> float:
-        """Return the log-likelihood of a continuation, asked for once.
-
-        Raises:
-            EngineError: the server tells none.
-        """
-        probe = common.probe(RequestKind.LOGLIKELIHOOD, context, continuation=continuation)
-        return common.check_probed(*await self._answer([probe]))
-
-    async def _answer(self, group: list[Request]) -> list[Response]:
-        """Answer requests that belong together."""
-        for request in group:
-            common.check(
-                request,
-                max_length=self._max_length,
-                most_scored=self._max_length - 1,  # a token is generated, also after scoring
-                vocabulary=self._vocabulary,
-            )
-        if why := self.unable.get(group[0].kind):
-            raise EngineError(f"cannot answer {common.named(group[0])}: {why}")
-        try:
-            if group[0].kind is RequestKind.LOGLIKELIHOOD:
-                return await self._score(group)
-            return [await self._write(*group)]
-        except (Odd, Declined, ServerRefuses, ServerSilent) as error:
-            raise EngineError(
-                f"the server did not answer {common.named(group[0])}: {error}"
-            ) from error
-
-    async def _score(self, group: list[Request]) -> list[Response]:
-        scoring = Scoring(group, self._most_ids)
-        asks, responses = scoring.asks(), list[Response]()
-        while asks:
-            outputs = await asyncio.gather(*map(self._server.score, asks))
-            more = [scoring.take(ask, each) for ask, each in zip(asks, outputs, strict=True)]
-            responses += itertools.chain.from_iterable(found for found, _ in more)
-            asks = [ask for _, following in more for ask in following]
-        return responses
-
-    async def _write(self, request: Request) -> Response:
-        turns = Turns(request, self._max_length)
-        while True:
-            prompt = turns.prompt
-            # Servers refuse what an engine in this process would cut.
-            most = min(request.max_tokens, self._max_length - len(prompt))
-            said = await self._server.write(prompt, request, most)
-            tokens_said = functools.partial(self._said, prompt, said)
-            response = turns.add(said.text, said.tokens, said.finish_reason, tokens_said)
-            if response is not None:
-                return response
-
-    def _said(self, prompt: list[int], said: Choice) -> list[int]:
-        """Return the tokens of an answer without what has ended it."""
-
-        def encode(text: str) -> list[int]:
-            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-        tokens = said.token_ids
-        if tokens is None:
-            return common.inner_tokens(encode, said.text)
-        if said.finish_reason == "length":
-            return tokens
-        if not isinstance(said.given.get("stop_reason"), str):
-            return tokens[:-1]
-        decoder = Decoder(self._tokenizer, prompt)
-        ends = list(itertools.accumulate(len(decoder.add(token)) for token in tokens))
-        return tokens_of(said.text, tokens, ends, encode)
-
-    @functools.cached_property
-    def _tokenizer(self) -> Any:
-        tokenizers = common.load("tokenizers", "coordinate-eval[transformers]")
-        file = self._model / "tokenizer.json"
-        try:
-            return tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:
-            raise UserError(
-                f"this server needs prompts as text, and {file} cannot be read: "
-                f"{common.last_words(error)}"
-            ) from error
-
-    _adds = False
-    """The server puts the tokens before a text that its tokenizer puts there."""
-
-    def _text_of(self, tokens: list[int]) -> str:
-        """Return a prompt as text, without what the server itself adds before it."""
-        first = self._tokenizer.encode("").ids if self._adds else []
-        own = tokens[len(first) :] if first and tokens[: len(first)] == first else tokens
-        return str(self._tokenizer.decode(own, skip_special_tokens=False))
 
     def _drop(
         self,
