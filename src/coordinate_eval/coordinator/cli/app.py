@@ -11,7 +11,7 @@ import typer
 from coordinate_eval import __version__
 from coordinate_eval._format import visible
 from coordinate_eval.coordinator.cli import process
-from coordinate_eval.coordinator.cli.inquire import log, show_commands
+from coordinate_eval.coordinator.cli.inquire import log, score_commands, state_commands
 from coordinate_eval.coordinator.cli.launch import run_commands, save_commands
 from coordinate_eval.coordinator.cli.options import parsing
 from coordinate_eval.coordinator.cli.upkeep import upkeep_commands
@@ -100,5 +100,5 @@ def _group(
     pass
 
 
-for _room in (run_commands, save_commands, show_commands, log, upkeep_commands):
+for _room in (run_commands, save_commands, state_commands, score_commands, log, upkeep_commands):
     _room.register(app)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinate_eval.coordinator.cli.inquire.show_commands import OfSuite, TokensPerStep, Trainings
+from coordinate_eval.coordinator.cli.inquire.score_commands import OfSuite, TokensPerStep, Trainings
 from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
