@@ -1,0 +1,296 @@
+"""Find where a loss goes wrong for good: online, robust, at any scale and logging interval.
+
+A loss is compared with the lowest level of its newest healthy reports. Their scatter about a line
+is the noise. A sum of what is too high (CUSUM) opens an episode. The onset is where the rise began,
+and the level before it is kept while the episode is open. Single outliers open none.
+
+An episode closes when the loss is back. It is decided when the loss stays up: for 50 steps and five
+reports at least, without a sign that it falls. A spike falls soon after its peak. Losses that are
+no finite numbers are decided by the second report in a row.
+"""
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Literal
+
+from coordinate_eval.coordinator.training.points import Point
+from coordinate_eval.records import Record
+
+_WINDOW = 128  # healthy reports that tell level and noise
+_BLOCK = 16  # reports whose median is a level
+_LEAST = 12  # reports before anything but NaN can be told
+_SPREAD = 1.4826  # of a normal distribution, over its median absolute deviation
+_DRIFT = 1.25  # of noise, by which a loss may be too high without being counted
+_CLIP = 4.0  # of noise, which any one report counts for at most
+_OPENS = 12.0  # sum that opens an episode
+_LEAST_RISE = 0.02  # of the level: less is no reason to go back
+_CLEAR = 5.0  # of noise: a rise that opens an episode by two reports in a row
+_LONG, _DECIDE_REPORTS = 50, 5  # steps and reports of an episode before it is decided
+_PARTS = 5  # of an episode, whose levels are compared
+_STAYS = 0.9  # of the highest part's rise: less is falling
+_LEVEL, _FALLEN = 250, 0.25  # steps after which a lower level counts, and how low
+_PATIENCE = 2000  # steps after which also a loss that falls slowly does not recover
+_MOST_EPISODE = 500  # reports of an episode that are kept
+_MOST_FOUND = 50
+_FAR = 50  # steps between two reports, beyond which an onset is put between them
+_STRONG_GRADIENT = 6.0  # of the noise of the norm's logarithm
+
+Kind = Literal["spike", "divergence", "plateau", "not a number"]
+
+
+class Spike(Record):
+    """A loss that went up, and what became of it."""
+
+    onset: int
+    """The first step that went wrong."""
+    before: int
+    """The last report that was as before."""
+    last: int
+    """The newest step that it is true of."""
+    kind: Kind = "spike"
+    level: float
+    """The loss before."""
+    peak: float
+    noise: float
+    decided: int | None = None
+    """The step at which it was clear that the loss does not come back."""
+    recovered: int | None = None
+    gradient: float | None = None
+    """The largest norm of the gradients, if it says the same."""
+
+
+class State(Record):
+    """What a detector knows, small enough for a file."""
+
+    healthy: tuple[tuple[int, float], ...] = ()
+    norms: tuple[float, ...] = ()
+    total: float = 0.0
+    began: int | None = None
+    """The last report before the sum began."""
+    last: int | None = None
+    open: Spike | None = None
+    episode: tuple[tuple[int, float], ...] = ()
+    bad: int = 0
+    """Reports in a row whose loss is no finite number."""
+    found: tuple[Spike, ...] = ()
+
+
+class Detector:
+    """Follows the reports of a training."""
+
+    def __init__(self, state: State | None = None) -> None:
+        known = state or State()
+        self._healthy = deque(known.healthy, _WINDOW)
+        self._norms = deque(known.norms, _WINDOW)
+        self._total, self._began, self._last = known.total, known.began, known.last
+        self._episode, self._bad = list(known.episode), known.bad
+        self._since: list[tuple[int, float]] = []
+        self.open = known.open
+        """The spike that goes on; decided if the training has to go back."""
+        self.found = list(known.found)
+        """Those that are over, the newest last."""
+
+    def state(self) -> State:
+        """Return what another detector can go on with."""
+        return State(
+            healthy=tuple(self._healthy),
+            norms=tuple(self._norms),
+            total=self._total,
+            began=self._began,
+            last=self._last,
+            open=self.open,
+            episode=tuple(self._episode),
+            bad=self._bad,
+            found=tuple(self.found),
+        )
+
+    def take(self, points: Iterable[Point]) -> None:
+        """Follow these reports, which come after those of before."""
+        for point in points:
+            if point.loss is not None:
+                self._take(point, point.loss)
+
+    def _take(self, point: Point, loss: float) -> None:
+        if self._last is not None and point.step <= self._last:
+            self._go_back(point.step)
+            self._last = self._healthy[-1][0] if self._healthy else point.step - 1
+        before = self._last
+        self._last = point.step
+        strong = self._is_strong(point.gradient_norm)
+        if not math.isfinite(loss):
+            self._take_bad(point.step, before)
+        else:
+            self._bad = 0
+            if self.open is None:
+                self._compare(point.step, loss, before, strong=strong)
+            else:
+                self._go_on(point.step, loss)
+        if strong and self.open is not None and point.gradient_norm is not None:
+            most = max(self.open.gradient or 0.0, point.gradient_norm)
+            self.open = self.open.model_copy(update={"gradient": most})
+        elif self.open is None and point.gradient_norm and math.isfinite(point.gradient_norm):
+            self._norms.append(math.log(max(point.gradient_norm, 1e-300)))
+
+    def _go_back(self, step: int) -> None:
+        """Forget what came after a step to which the training went back."""
+        if self.open is not None:
+            self._close(None)
+        self._healthy = deque((each for each in self._healthy if each[0] < step), _WINDOW)
+        self._total, self._began, self._bad = 0.0, None, 0
+
+    def _is_strong(self, norm: float | None) -> bool:
+        if norm is None or len(self._norms) < _LEAST:
+            return False
+        if not math.isfinite(norm):
+            return True
+        middle = median(self._norms)
+        noise = _SPREAD * median(abs(each - middle) for each in self._norms)
+        return math.log(max(norm, 1e-300)) - middle > _STRONG_GRADIENT * max(noise, 0.05)
+
+    def _compare(self, step: int, loss: float, before: int | None, *, strong: bool) -> None:
+        """Compare a report with the healthy ones, and open an episode if it is due."""
+        if len(self._healthy) < _LEAST:
+            self._healthy.append((step, loss))
+            return
+        level, noise = _level_and_noise([value for _, value in self._healthy])
+        rise = (loss - level) / noise if noise else math.copysign(_CLIP, loss - level)
+        total = self._total + min(rise, _CLIP) - _DRIFT + (1.0 if strong and rise > _DRIFT else 0.0)
+        if total <= 0:
+            self._total, self._began = 0.0, None
+            self._healthy.append((step, loss))
+            return
+        if self._began is None:
+            self._began = before
+        self._total = total
+        self._healthy.append((step, loss))
+        began = step - 1 if self._began is None else self._began
+        since = [each for each in self._healthy if each[0] > began]
+        clear = [value for _, value in since[-2:] if value - level > _CLEAR * noise]
+        high = median(value for _, value in since[-3:]) - level >= _LEAST_RISE * abs(level)
+        if not high or (total < _OPENS and len(clear) < 2):
+            return
+        onset = _onset(since, level, noise, began)
+        since = [each for each in since if each[0] >= onset[2]]
+        self.open = Spike(
+            onset=onset[0],
+            before=onset[1],
+            last=step,
+            level=level,
+            noise=noise,
+            peak=max(value for _, value in since),
+        )
+        self._episode = since
+        for _ in since:
+            self._healthy.pop()
+        self._total, self._began = 0.0, None
+        self._decide()
+
+    def _take_bad(self, step: int, before: int | None) -> None:
+        self._bad += 1
+        if self.open is None:
+            level = median(v for _, v in list(self._healthy)[-_BLOCK:]) if self._healthy else 0.0
+            last = step - 1 if before is None else before
+            self.open = Spike(
+                onset=_between(last, step),
+                before=last,
+                last=step,
+                kind="not a number",
+                level=level,
+                peak=math.inf,
+                noise=0.0,
+            )
+            self._episode = []
+        changed: dict[str, object] = {"last": step, "peak": math.inf, "kind": "not a number"}
+        if self._bad >= 2 and self.open.decided is None:
+            changed["decided"] = step
+        self.open = self.open.model_copy(update=changed)
+
+    def _go_on(self, step: int, loss: float) -> None:
+        """Add a report to the open episode: close it, decide it or wait."""
+        spike = self.open
+        assert spike is not None
+        self._episode.append((step, loss))
+        if len(self._episode) > _MOST_EPISODE:
+            self._episode = self._episode[::2]
+        newest = [value for _, value in self._episode[-3:]]
+        back = spike.level + max(2 * spike.noise, _LEAST_RISE / 2 * abs(spike.level))
+        if median(newest) <= back and (len(newest) > 2 or spike.kind == "not a number"):
+            self._close(step)
+            return
+        self.open = spike.model_copy(update={"last": step, "peak": max(spike.peak, loss)})
+        self._decide()
+
+    def _close(self, recovered: int | None) -> None:
+        assert self.open is not None
+        self.found.append(self.open.model_copy(update={"recovered": recovered}))
+        del self.found[:-_MOST_FOUND]
+        if recovered is not None:
+            self._healthy.extend(self._episode[-3:])
+        self.open, self._episode = None, []
+
+    def _decide(self) -> None:
+        """Decide whether the loss of the open episode stays up."""
+        spike = self.open
+        if spike is None or spike.decided is not None:
+            return
+        steps = [step for step, _ in self._episode]
+        if len(steps) < _DECIDE_REPORTS or steps[-1] - max(spike.before, steps[0] - _FAR) < _LONG:
+            return
+        rises = [median(value for _, value in part) - spike.level for part in _parts(self._episode)]
+        high = max(_LEAST_RISE * abs(spike.level), _DRIFT * spike.noise)
+        lasted = spike.last - spike.onset + 1
+        stays = rises[-1] >= _STAYS * max(rises) or (
+            # It has fallen from its peak, and stays where it is.
+            lasted >= _LEVEL and rises[-1] >= max(_STAYS * max(rises[-3:]), _FALLEN * max(rises))
+        )
+        if rises[-1] < high or not (stays or lasted >= _PATIENCE):
+            return
+        kind: Kind = "divergence" if rises[-1] > 1.2 * max(rises[1:-1]) else "plateau"
+        if spike.kind != "not a number":
+            self.open = spike.model_copy(update={"kind": kind, "decided": spike.last})
+        else:
+            self.open = spike.model_copy(update={"decided": spike.last})
+
+
+def _parts(episode: Sequence[tuple[int, float]]) -> list[Sequence[tuple[int, float]]]:
+    """Return an episode in parts of as many reports each."""
+    edges = [len(episode) * part // _PARTS for part in range(_PARTS + 1)]
+    return [episode[a:b] for a, b in itertools.pairwise(edges)]
+
+
+def _level_and_noise(values: Sequence[float]) -> tuple[float, float]:
+    """Return the lowest median of a block of reports, and the scatter of all about a line."""
+    blocks = [values[max(0, end - _BLOCK) : end] for end in range(len(values), 0, -_BLOCK)]
+    level = min(median(block) for block in blocks if len(block) >= _BLOCK // 2)
+    third = len(values) // 3
+    first, last = median(values[:third]), median(values[-third:])
+    slope = (last - first) / (len(values) - third)
+    middle = median(values)
+    off = [abs(v - middle - slope * (n - len(values) / 2)) for n, v in enumerate(values)]
+    steps = [abs(b - a) for a, b in itertools.pairwise(values)]
+    return level, _SPREAD * max(median(off), median(steps) / math.sqrt(2))
+
+
+def _onset(
+    since: Sequence[tuple[int, float]], level: float, noise: float, began: int
+) -> tuple[int, int, int]:
+    """Return the onset, the last report before it, and the first that is too high for good."""
+    top = median(value for _, value in since[-3:]) - level
+    least = min(level + _DRIFT * noise + 0.1 * top, level + top)
+    first = len(since) - 1
+    while first > 0 and (
+        since[first - 1][1] > least or (first > 1 and since[first - 2][1] > least)
+    ):
+        first -= 1
+    while first < len(since) - 1 and since[first][1] <= least:
+        first += 1
+    before = since[first - 1][0] if first else began
+    return _between(before, since[first][0]), before, since[first][0]
+
+
+def _between(before: int, first: int) -> int:
+    """Return the step at which something began that a report shows and the one before does not."""
+    return max(before + 1, first - _FAR)
