@@ -105,10 +105,12 @@ class SlurmClient:
         *args: str,
         script: str | None = None,
         environment: Mapping[str, str] | None = None,
+        folder: str = "/",
     ) -> str:
         """Run one command and return its standard output. `script` is its standard input.
 
-        `environment` is what it gets in place of this process's own, as a job does.
+        `environment` is what it gets in place of this process's own, as a job does, and `folder`
+        is where it runs: a job's shell begins there, and no node lacks `/`.
 
         Raises:
             ClusterSilent: no answer in time. The command may have taken effect.
@@ -125,6 +127,7 @@ class SlurmClient:
                 args,
                 (script or "").encode(),
                 of_command(os.environ) if environment is None else environment,
+                folder,
             )
         except FileNotFoundError as error:
             raise UserError(
@@ -163,7 +166,12 @@ class SlurmClient:
                 )
 
     def _done(
-        self, command: str, args: tuple[str, ...], text: bytes, environment: Mapping[str, str]
+        self,
+        command: str,
+        args: tuple[str, ...],
+        text: bytes,
+        environment: Mapping[str, str],
+        folder: str,
     ) -> tuple[int, bytes, bytes]:
         """Run one command to its end. Return its exit status, output and messages.
 
@@ -176,7 +184,7 @@ class SlurmClient:
         end = time.monotonic() + self._timeout_seconds
         with subprocess.Popen(
             [command, *args],
-            cwd="/",  # where the job's shell begins, and no node lacks it
+            cwd=folder,
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -10,7 +10,7 @@ import typer
 
 from coordinate_eval import __version__
 from coordinate_eval._format import visible
-from coordinate_eval.coordinator.cli import process
+from coordinate_eval.coordinator.cli import process, training_commands
 from coordinate_eval.coordinator.cli.inquire import log, score_commands, state_commands
 from coordinate_eval.coordinator.cli.launch import run_commands, save_commands
 from coordinate_eval.coordinator.cli.options import parsing
@@ -100,5 +100,13 @@ def _group(
     pass
 
 
-for _room in (run_commands, save_commands, state_commands, score_commands, log, upkeep_commands):
+for _room in (
+    run_commands,
+    save_commands,
+    state_commands,
+    score_commands,
+    log,
+    training_commands,
+    upkeep_commands,
+):
     _room.register(app)

@@ -41,7 +41,7 @@ def call(args: list[str]) -> int | None:
             kind, default = parameter.annotation, parameter.default
             parser.add_argument(option, dest=name, type=kind, default=default)
     given = vars(parser.parse_args(args[1:]))
-    return command(**given) if command in _OF_DOCTOR else _printing(command, **given)
+    return command(**given) if command in _WITHOUT_RUN else _printing(command, **given)
 
 
 def _printing(command: Callable[..., int | None], run_dir: Path, **given: object) -> int | None:
@@ -251,6 +251,51 @@ def guard(run_dir: Path) -> None:
     sys.stdout.write(f"{json.dumps(found.why)}\n")
 
 
+def guard_training(folder: Path, minutes: int = 0) -> int:
+    """Guard a training as a job of the cluster; 0 minutes mean no time limit."""
+    from coordinate_eval.clusters.protocol import STARTED_VARIABLE
+    from coordinate_eval.coordinator.inputs import clusters
+    from coordinate_eval.coordinator.training.guarding.guard_job import (
+        open_guard,
+        read_guarded,
+        run_guard,
+    )
+
+    end_with_parent_if_asked()
+    guard_dir = open_guard(folder)
+    began = float(os.environ.get(STARTED_VARIABLE) or time.time())
+    limit = minutes - (time.time() - began) / 60 if minutes else float("inf")
+    settings = read_guarded(guard_dir).settings
+
+    def leave_when_warned(leave: Callable[[], None]) -> None:
+        signal.signal(signal.SIGUSR1, lambda *_: leave())
+
+    with printable_output(), clusters.by_name("slurm", settings) as cluster:
+        over = run_guard(guard_dir, cluster, _Log().note, minutes=limit, asked=leave_when_warned)
+    return 0 if over is None or over.complete else 1
+
+
+def examine_checkpoint(path: Path) -> None:
+    """Say on stdout, as a line of JSON, whether a training can begin from a checkpoint."""
+    from coordinate_eval.coordinator.training.guarding.healthy import examine as examine_path
+
+    end_with_parent_if_asked()
+    sys.stdout.write(examine_path(path).line())
+
+
+def test_nodes(folder: Path, nodes: str, partition: str = "") -> int:
+    """Test nodes in pairs, for a guard whose job has failed on them."""
+    from coordinate_eval.coordinator.cli.upkeep.doctor import find_bad_nodes
+    from coordinate_eval.coordinator.training.guarding.guard_job import open_guard, read_guarded
+
+    end_with_parent_if_asked()
+    settings = read_guarded(open_guard(folder)).settings
+    if partition:
+        slurm = settings.slurm.model_copy(update={"partition": partition})
+        settings = settings.model_copy(update={"slurm": slurm})
+    return find_bad_nodes(settings, nodes, as_json=True)
+
+
 COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "_supervise": supervise,
     "_submit": submit,
@@ -266,11 +311,13 @@ COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "_score": score,
     "_examine": examine,
     "_gather": gather,
+    "_guard_training": guard_training,
+    "_examine_checkpoint": examine_checkpoint,
+    "_test_nodes": test_nodes,
 }
 """The commands of jobs. What they return is their exit status; None is success."""
 
-_OF_DOCTOR = (examine, gather)
-"""They have no run."""
+_WITHOUT_RUN = (examine, gather, guard_training, examine_checkpoint, test_nodes)
 
 
 class _Log:

@@ -33,6 +33,7 @@ _OWN_VARIABLES = {
     protocol.STARTED_VARIABLE,
     protocol.LOG_VARIABLE,
     *protocol.ENDS_WITH_PARENT,
+    *protocol.OF_TRAINING,
 }
 """Variables with the prefix that are not settings."""
 

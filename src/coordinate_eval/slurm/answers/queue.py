@@ -9,9 +9,9 @@ from coordinate_eval.slurm.answers.reasons import Reason, read_reason
 
 # A record separator begins each record and the job's name ends it, because a name may contain any
 # other character, such as a newline or a bar.
-_RECORD = "\x1e"
+RECORD = "\x1e"
 
-SQUEUE_FORMAT = f"{_RECORD}%i|%T|%r|%N|%j"
+SQUEUE_FORMAT = f"{RECORD}%i|%T|%r|%N|%j"
 """For `squeue -h -a -r -t all -o`: task id, state, reason, node, job name."""
 
 _HELD = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
@@ -23,7 +23,7 @@ _PREPARING = {"CONFIGURING", "POWER_UP_NODE"}
 _TASK = re.compile(r"(\d{1,19})(?:_(\d{1,9}))?", re.ASCII)
 
 # Not started yet, or to be started again.
-_PENDING = {
+PENDING = {
     "PENDING",
     "CONFIGURING",
     "POWER_UP_NODE",
@@ -34,7 +34,7 @@ _PENDING = {
     "SPECIAL_EXIT",
     "EXPEDITING",
 }
-_ENDED = {
+ENDED = {
     "BOOT_FAIL": End.NODE_FAILED,
     "CANCELLED": End.CANCELLED,
     "COMPLETED": End.COMPLETED,
@@ -56,7 +56,7 @@ def read_tasks(text: str, prefix: str) -> list[TaskStatus]:
     Raises:
         ClusterSilent: the output is incomplete or has another form, so a task may be missing.
     """
-    before, *records = text.split(_RECORD)
+    before, *records = text.split(RECORD)
     if before.strip() or (records and not text.endswith("\n")):
         raise ClusterSilent(
             f"squeue's output is incomplete or has an unknown form: it ends {text[-200:]!r}"
@@ -99,7 +99,7 @@ def _task_of(fields: Sequence[str], prefix: str) -> TaskStatus | None:
         job_id=task[1],
         index=int(task[2] or 0),
         state=state,
-        end=_ENDED.get(fields[1], End.UNKNOWN),
+        end=ENDED.get(fields[1], End.UNKNOWN),
         suspended=fields[1] in ("SUSPENDED", "STOPPED"),
         completing=fields[1] == "COMPLETING",
         reason="" if fields[2] == "None" else fields[2],
@@ -136,6 +136,6 @@ def _state(word: str) -> State:
     ENDED is only for states known to be final, because the task's claims are then revoked. A task
     counts as running if it is completing, suspended, or in a state that is unknown here.
     """
-    if word in _PENDING:
+    if word in PENDING:
         return State.PENDING
-    return State.ENDED if word in _ENDED else State.RUNNING
+    return State.ENDED if word in ENDED else State.RUNNING

@@ -1,0 +1,1 @@
+"""The guard of one training: attempts decided, submitted, watched and followed."""

@@ -1,0 +1,260 @@
+"""The folder of a guard: its training, its attempts, and what became of each.
+
+`attempts/N.json` is a decision, and comes before its job. `attempts/N.job.json` has the job's id.
+Both appear once and never change, so that two guards cannot disagree: only the job in that file is
+ever released. `attempts/N.end.json` comes when that job is gone, and the next attempt after it.
+"""
+
+import re
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import Field
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.run.own import place
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.training.guarding.policy import Policy
+from coordinate_eval.diagnosis.cause import Cause
+from coordinate_eval.records import Record
+
+Steps = tuple[int, int]
+"""The first and the last of some steps."""
+
+
+class Guarded(Record):
+    """`guard.json`: a training, and how it is guarded."""
+
+    name: str
+    nonce: str = Field(description="distinguishes its jobs from those of a guard before it")
+    created: float
+    script: str
+    folder: str = Field(description="from which the script is submitted")
+    checkpoints: str = Field(description="the folder that the training fills")
+    policy: Policy
+    first: int = Field(default=1, description="attempt with which it was begun last")
+    rollback: bool = Field(default=False, description="go back where that is advised")
+    settings: Settings
+    python: str
+
+    @property
+    def mark(self) -> str:
+        """Return what the comments of all jobs of this training begin with."""
+        return f"coordinate-eval:{self.name}.{self.nonce}:"
+
+
+class What(StrEnum):
+    """What became of an attempt. The value is in the words that users read."""
+
+    FINISHED = "finished"
+    ENDED_EARLY = "ended before its last step"
+    FAILED = "failed"
+    NODE_FAILED = "lost a node"
+    OUT_OF_MEMORY = "ran out of memory"
+    PREEMPTED = "preempted"
+    TIME_LIMIT = "time limit"
+    CANCELLED = "cancelled by somebody"
+    LOST = "is gone, and nobody says why"
+    HUNG = "hung"
+    NOT_FINITE = "loss not finite"
+    SLOW = "slow"
+    ROLLED_BACK = "rolled back"
+    NEVER_STARTED = "did not start in time"
+    REFUSED = "refused by the scheduler"
+    STOPPED = "stopped by the user"
+
+
+class Attempt(Record):
+    """`attempts/N.json`: a start of the training that was decided."""
+
+    number: int
+    decided: float = Field(description="seconds since the epoch")
+    after: float = Field(default=0.0, description="time before which it is not submitted")
+    checkpoint: str = Field(default="", description="to begin from; empty for none")
+    step: int = Field(default=0, description="of the checkpoint")
+    skip: tuple[Steps, ...] = Field(default=(), description="steps whose data is not read again")
+    nodes: int | None = Field(default=None, description="as the policy says; None: as the script")
+    why: str = Field(default="", description="in words for a person")
+    token: str = Field(default="", description="of the process that decided it")
+
+    @property
+    def skipped(self) -> str:
+        """Return `skip` as the training gets it."""
+        return ",".join(f"{first}-{last}" for first, last in self.skip)
+
+
+class JobOf(Record):
+    """`attempts/N.job.json`: the job of an attempt, the only one that may run."""
+
+    job_id: str
+    time: float
+    exclude: tuple[str, ...] = ()
+    token: str = ""
+
+
+class Cancelled(Record):
+    """`attempts/N.cancel.json`: the guard ends an attempt."""
+
+    what: What
+    time: float
+    why: str
+    cause: Cause | None = None
+    skip: tuple[Steps, ...] = Field(default=(), description="steps that are skipped from now on")
+    checkpoint: str = Field(default="", description="to go back to, as it is advised")
+    step: int = Field(default=0, description="of that checkpoint")
+
+
+class Logs(Record):
+    """`attempts/N.logs.json`: where the job writes, noted before it starts."""
+
+    own: tuple[str, ...] = Field(default=(), description="its output")
+    sizes: dict[str, int] = Field(default={}, description="of logs that were there before")
+
+
+class Begun(Record):
+    """`attempts/N.begun.json`: the job runs."""
+
+    time: float
+    nodes: str = Field(description="as Slurm lists them: node[1-4]")
+    partition: str = ""
+
+
+class Ended(Record):
+    """`attempts/N.end.json`: the job of an attempt is gone."""
+
+    number: int
+    what: What
+    time: float
+    why: str = Field(default="", description="in words for a person")
+    cause: Cause | None = None
+    gained: bool = Field(default=False, description="it came further than all attempts before")
+    first_step: int | None = None
+    last_step: int | None = None
+    began: float | None = Field(default=None, description="when its job began to run")
+    stepped: float | None = Field(default=None, description="when its first step was seen")
+    step_seconds: float = Field(default=0.0, description="of a step, usually")
+    nodes: str = ""
+    state: str = Field(default="", description="in Slurm's words")
+
+
+class Tested(Record):
+    """`attempts/N.nodes.json`: what a test of the nodes said."""
+
+    bad: tuple[str, ...] = ()
+    words: str
+    drain: str = ""
+
+
+class Over(Record):
+    """`over.json`: the guard does nothing more."""
+
+    complete: bool
+    why: str
+    time: float
+    token: str = ""
+
+
+class GuardDir:
+    """The paths of a guard's folder, and its records."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def run_dir(self) -> RunDir:
+        """Return the folder as one that has supervisors."""
+        return RunDir(self.root)
+
+    @property
+    def logs(self) -> Path:
+        """Return the folder of the guard's own logs."""
+        return self.root / "logs"
+
+    @property
+    def guarded(self) -> Path:
+        """Return the path of `Guarded`."""
+        return self.root / "guard.json"
+
+    @property
+    def environment(self) -> Path:
+        """Return the path of the environment that the script is submitted with."""
+        return self.root / "environment.json"
+
+    @property
+    def stop(self) -> Path:
+        """Return the path of the user's wish to stop."""
+        return self.root / "stop"
+
+    @property
+    def alive(self) -> Path:
+        """Return the path of a file that a guard touches at each look."""
+        return self.root / "alive"
+
+    @property
+    def over(self) -> Path:
+        """Return the path of `Over`."""
+        return self.root / "over.json"
+
+    @property
+    def points(self) -> Path:
+        """Return the path of all that the training has reported, a line for each step."""
+        return self.root / "points.jsonl"
+
+    @property
+    def checks(self) -> Path:
+        """Return the folder of what looks at checkpoints have found."""
+        return self.root / "checkpoints"
+
+    @property
+    def attempts(self) -> Path:
+        """Return the folder of attempts."""
+        return self.root / "attempts"
+
+    def of_attempt(self, number: int, what: str = "") -> Path:
+        """Return the path of a record of an attempt."""
+        return self.attempts / (f"{number}.{what}.json" if what else f"{number}.json")
+
+    def latest(self) -> int:
+        """Return the number of the latest attempt; 0 before the first one."""
+        found = (re.fullmatch(r"(\d+)\.json", name) for name in _files.names(self.attempts))
+        return max((int(each[1]) for each in found if each), default=0)
+
+    def attempt(self, number: int) -> Attempt | None:
+        """Return an attempt."""
+        return _files.read_record_if_there(self.of_attempt(number), Attempt)
+
+    def job_of(self, number: int) -> JobOf | None:
+        """Return the job of an attempt."""
+        return _files.read_record_if_there(self.of_attempt(number, "job"), JobOf)
+
+    def cancelled(self, number: int) -> Cancelled | None:
+        """Return how the guard ends an attempt."""
+        return _files.read_record_if_there(self.of_attempt(number, "cancel"), Cancelled)
+
+    def logs_of(self, number: int) -> Logs:
+        """Return where the job of an attempt writes."""
+        found = _files.read_record_if_there(self.of_attempt(number, "logs"), Logs)
+        return found or Logs()
+
+    def begun(self, number: int) -> Begun | None:
+        """Return how an attempt began to run."""
+        return _files.read_record_if_there(self.of_attempt(number, "begun"), Begun)
+
+    def ended(self, number: int) -> Ended | None:
+        """Return what became of an attempt."""
+        return _files.read_record_if_there(self.of_attempt(number, "end"), Ended)
+
+    def tested(self, number: int) -> Tested | None:
+        """Return what a test of the nodes of an attempt said."""
+        return _files.read_record_if_there(self.of_attempt(number, "nodes"), Tested)
+
+    def history(self, first: int = 1) -> list[Ended]:
+        """Return what became of the attempts that have ended, in their order, from one on."""
+        found = (self.ended(number) for number in range(first, self.latest() + 1))
+        return [each for each in found if each is not None]
+
+
+def guards_folder(settings: Settings) -> Path:
+    """Return the folder of this user's guards."""
+    return place(Path(settings.runs_dir).expanduser(), "guards")

@@ -1,0 +1,165 @@
+"""A job that is gone: what became of it, why, who is to blame, and what follows."""
+
+from pathlib import Path
+
+from coordinate_eval import _files
+from coordinate_eval.clusters.protocol import End
+from coordinate_eval.coordinator.doctor.nodes import DRAIN_REASON
+from coordinate_eval.coordinator.incidents.bad_nodes import avoid
+from coordinate_eval.coordinator.planning.places.asked_nodes import expand
+from coordinate_eval.coordinator.training.guarding import why
+from coordinate_eval.coordinator.training.guarding.attempts import (
+    Attempt,
+    Begun,
+    Ended,
+    JobOf,
+    Tested,
+    What,
+)
+from coordinate_eval.coordinator.training.guarding.beginnings import Beginnings
+from coordinate_eval.coordinator.training.guarding.decide import Decision, Follows, decide
+from coordinate_eval.coordinator.training.guarding.hands import Hands
+from coordinate_eval.coordinator.training.guarding.healthy import Choice
+from coordinate_eval.slurm.batch import BatchJob
+
+
+class Endings:
+    """Notes how attempts end, and has the next one begin.
+
+    Args:
+        hands: of the guard.
+        beginnings: of attempts.
+    """
+
+    def __init__(self, hands: Hands, beginnings: Beginnings) -> None:
+        self._hands, self._beginnings = hands, beginnings
+
+    def end(self, attempt: Attempt, job: JobOf, shown: BatchJob | None) -> bool:
+        """Note what became of the job of an attempt. Return whether more is due at once."""
+        number = attempt.number
+        described = self._hands.scripts.describe(job.job_id)
+        if described is not None and described.end is End.UNKNOWN and shown is None:
+            return False  # squeue did not list it, and Slurm has not ended it
+        end = described.end if described is not None else End.UNKNOWN
+        end = shown.end if shown is not None and end is End.UNKNOWN else end
+        begun, cancelled = self._hands.dir.begun(number), self._hands.dir.cancelled(number)
+        if begun is None and described is not None and described.nodes:  # it ended between looks
+            begun = Begun(
+                time=self._hands.clock.now(),
+                nodes=described.nodes,
+                partition=described.partition,
+            )
+            self._hands.create(number, "begun", begun)
+        vitals = self._hands.watch.look(number, self._hands.clock.now())
+        # The file server's clock tells what was saved since, whatever other clocks say.
+        saved = self._hands.checkpoints.newest_step(
+            _files.modified(self._hands.dir.of_attempt(number, "job"))
+        )
+        reached = max((s for s in (vitals.last_step, saved) if s is not None), default=None)
+        before = max(
+            (e.last_step for e in self._hands.dir.history() if e.last_step is not None), default=0
+        )
+        what = why.what_of(end, cancelled, finished=self._is_finished(reached))
+        cause = cancelled.cause if cancelled is not None else None
+        if what in (What.FAILED, What.OUT_OF_MEMORY, What.NODE_FAILED, What.LOST):
+            cause = why.cause_of_attempt(self._hands, number, described)
+        ended = Ended(
+            number=number,
+            what=what,
+            time=self._hands.clock.now(),
+            why=cancelled.why if cancelled is not None and what is cancelled.what else "",
+            cause=cause,
+            gained=saved is not None and reached is not None and reached > before,
+            first_step=vitals.first_step,
+            last_step=reached,
+            began=begun.time if begun is not None else None,
+            stepped=vitals.stepped,
+            step_seconds=vitals.step_seconds,
+            nodes=begun.nodes if begun is not None else "",
+            state=f"{described.state} {described.exit_code}".strip() if described else "",
+        )
+        return self._hands.create(number, "end", ended)
+
+    def _is_finished(self, reached: int | None) -> bool:
+        policy = self._hands.policy
+        if policy.done_file and Path(self._hands.guarded.folder, policy.done_file).exists():
+            return True
+        if policy.last_step is not None:
+            return reached is not None and reached >= policy.last_step
+        return not policy.done_file and reached is not None
+
+    def follow(self, attempt: Attempt, ended: Ended) -> bool:
+        """Do what follows an attempt that has ended: test nodes, choose a checkpoint, decide."""
+        decision = decide(self._hands.dir.history(self._hands.guarded.first), self._hands.policy)
+        if decision.follows is Follows.DONE:
+            return self._hands.finish(complete=True, words=f"finished at step {ended.last_step}")
+        if decision.follows is Follows.STOP or self._hands.dir.stop.exists():
+            return self._hands.finish(complete=False, words=decision.why)
+        if decision.follows is Follows.OTHER_NODES and not self._are_tested(attempt, ended):
+            return False
+        cancelled = self._hands.dir.cancelled(attempt.number)
+        vitals = self._hands.watch.vitals(attempt.number)
+        onset = vitals.onset if ended.what is What.NOT_FINITE else None
+        choice = self._hands.checkpoints.choose(before=onset)
+        if choice is None:
+            return False
+        if cancelled is not None and cancelled.checkpoint:
+            choice = Choice(path=cancelled.checkpoint, step=cancelled.step)
+        if not choice.path and (choice.refused or attempt.checkpoint):
+            words = choice.refused or "; ".join(choice.passed_over) or "there is none any more"
+            return self._hands.finish(
+                complete=False, words=f"{decision.why}; no checkpoint to begin from: {words}"
+            )
+        skip = attempt.skip + (cancelled.skip if cancelled is not None else ())
+        never = ended.what is What.NEVER_STARTED
+        self._tell_of(attempt, ended, decision, choice)
+        return self._beginnings.decide(
+            attempt.number + 1,
+            choice,
+            decision.why,
+            after=ended.time + decision.pause,
+            skip=skip,
+            smaller_than=attempt.nodes if never else None,
+        )
+
+    def _are_tested(self, attempt: Attempt, ended: Ended) -> bool:
+        """Find the bad nodes among those of an attempt. Return whether that is done."""
+        number = attempt.number
+        if self._hands.dir.tested(number) is not None:
+            return True
+        settings, now = self._hands.guarded.settings, self._hands.clock.now()
+        nodes = expand(ended.nodes) if ended.nodes else []
+        bad = why.named_nodes(ended.cause, nodes)
+        begun = self._hands.dir.begun(number)
+        if not self._hands.policy.test_nodes or len(nodes) < 2 or begun is None:
+            found = Tested(words="the nodes were not tested")
+        else:
+            answer = self._hands.tests.result(nodes, begun.partition)
+            if answer is None:
+                return False
+            found = answer
+            if found.bad and self._hands.policy.drain:
+                self._hands.scripts.drain(found.bad, DRAIN_REASON)
+        for node in bad:
+            reason = ended.cause.reason if ended.cause is not None else ended.what
+            avoid(
+                settings, node, f"{reason} (a guarded training)", f"{self._hands.mark(number)}", now
+            )
+        found = found.model_copy(update={"bad": tuple(dict.fromkeys([*found.bad, *bad]))})
+        _files.write_record(self._hands.dir.of_attempt(number, "nodes"), found)
+        self._hands.say(f"{found.words}{f'; to drain: {found.drain}' if found.drain else ''}")
+        return True
+
+    def _tell_of(self, attempt: Attempt, ended: Ended, decision: Decision, choice: Choice) -> None:
+        tested = self._hands.dir.tested(attempt.number)
+        cause = ended.cause.model_dump(mode="json") if ended.cause is not None else None
+        said = {
+            "words": decision.why,
+            "what": ended.what.value,
+            "cause": cause,
+            "nodes": tested.model_dump(mode="json") if tested is not None else None,
+            "done": f"it begins again from {choice.path or 'the beginning'}",
+        }
+        self._hands.notify(
+            f"{attempt.number}", self._hands.message({"attempt": attempt.number, **said})
+        )

@@ -1,0 +1,188 @@
+"""What every part of the guard works with: the training's files, the scheduler, and the time."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from coordinate_eval import _files
+from coordinate_eval._clock import Clock
+from coordinate_eval.coordinator.run.supervision import latest_epoch, take_over
+from coordinate_eval.coordinator.training.guarding.attempts import (
+    GuardDir,
+    Guarded,
+    Logs,
+    Over,
+    Tested,
+)
+from coordinate_eval.coordinator.training.guarding.healthy import Choice
+from coordinate_eval.coordinator.training.guarding.policy import Policy
+from coordinate_eval.coordinator.training.guarding.vitals import Vitals
+from coordinate_eval.records import Record
+from coordinate_eval.slurm.batch import BatchJob, Described
+
+
+class Superseded(Exception):
+    """A later guard has taken over."""
+
+
+class Scripts(Protocol):
+    """What a guard asks of the scheduler: see `slurm/batch.py`."""
+
+    def submit(
+        self,
+        script: Path,
+        *,
+        mark: str,
+        folder: str,
+        environment: Mapping[str, str],
+        variables: Mapping[str, str],
+        arguments: Sequence[str] = (),
+        exclude: Collection[str] = (),
+        nodes: int | None = None,
+    ) -> str:
+        """Submit a script as a held job, and return the id of the job."""
+        ...
+
+    def jobs(self, mark: str) -> list[BatchJob]:
+        """Return the jobs with a mark."""
+        ...
+
+    def release(self, job_id: str) -> None:
+        """Let a held job start."""
+        ...
+
+    def cancel(self, job_id: str) -> None:
+        """End a job."""
+        ...
+
+    def describe(self, job_id: str) -> Described | None:
+        """Return what the scheduler knows of a job."""
+        ...
+
+    def node_names(self) -> set[str]:
+        """Return the names of all nodes."""
+        ...
+
+    def drain(self, nodes: Sequence[str], reason: str) -> None:
+        """Have nothing more start on nodes."""
+        ...
+
+
+class Checkpoints(Protocol):
+    """What a guard asks about checkpoints: see `healthy.py`."""
+
+    def newest_step(self, since: float = 0.0) -> int | None:
+        """Return the step of the newest one that was changed since."""
+        ...
+
+    def go_on(self) -> None:
+        """Look at the newest one."""
+        ...
+
+    def choose(self, before: int | None = None) -> Choice | None:
+        """Return the newest healthy one; None while a look goes on."""
+        ...
+
+
+class Watch(Protocol):
+    """What a guard asks about the progress: see `watching.py`."""
+
+    def files(self, logs: Logs) -> list[Path]:
+        """Return the logs of an attempt."""
+        ...
+
+    def vitals(self, number: int) -> Vitals:
+        """Return what is known of an attempt."""
+        ...
+
+    def look(self, number: int, now: float) -> Vitals:
+        """Read what an attempt has written since."""
+        ...
+
+
+class NodeTests(Protocol):
+    """What a guard asks about nodes: see `testing_nodes.py`."""
+
+    def result(self, nodes: Sequence[str], partition: str) -> Tested | None:
+        """Return what a test of nodes says; None while it goes on."""
+        ...
+
+
+@dataclass
+class Hands:
+    """A guard's hands.
+
+    Args:
+        dir: the guard's folder.
+        guarded: the training.
+        scripts: the scheduler.
+        checkpoints: those of the training.
+        watch: the training's progress.
+        tests: of nodes.
+        environment: with which the script is submitted.
+        notify: called with a key, and a message for people that is sent once.
+        tell: called with what happens, in words for the log.
+        clock: the time.
+    """
+
+    dir: GuardDir
+    guarded: Guarded
+    scripts: Scripts
+    checkpoints: Checkpoints
+    watch: Watch
+    tests: NodeTests
+    environment: Mapping[str, str]
+    notify: Callable[[str, Mapping[str, object]], None]
+    tell: Callable[[str], None]
+    clock: Clock
+    epoch: int = field(init=False)
+    _said: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        self.epoch = take_over(self.dir.run_dir)
+
+    @property
+    def policy(self) -> Policy:
+        """Return the policy of the guard."""
+        return self.guarded.policy
+
+    def finish(self, *, complete: bool, words: str) -> bool:
+        """Note that the guard is over. Nothing more is due then."""
+        over = Over(complete=complete, why=words, time=self.clock.now(), token=_files.token())
+        self.check_epoch()
+        _files.create(self.dir.over, over.model_dump_json() + "\n")
+        self.say(f"{'complete' if complete else 'the guard stops'}: {words}")
+        self.notify("over", self.message({"words": words, "complete": complete}))
+        return False
+
+    def message(self, said: Mapping[str, object]) -> dict[str, object]:
+        """Return a message for people."""
+        return {"guard": self.guarded.name, "script": self.guarded.script, **said}
+
+    def over(self) -> Over | None:
+        """Return how the guard is over, if it is."""
+        return _files.read_record_if_there(self.dir.over, Over)
+
+    def mark(self, number: int) -> str:
+        """Return what the comment of an attempt's jobs ends with."""
+        return f"{self.guarded.mark}{number}"
+
+    def create(self, number: int, what: str, record: Record) -> bool:
+        """Write a record of an attempt, unless there is one. Return whether it was written."""
+        return _files.create(self.dir.of_attempt(number, what), record.model_dump_json() + "\n")
+
+    def check_epoch(self) -> None:
+        """Check that no later guard has taken over.
+
+        Raises:
+            Superseded: one has.
+        """
+        if latest_epoch(self.dir.run_dir) > self.epoch:
+            raise Superseded
+
+    def say(self, words: str) -> None:
+        """Tell what happens, the same words in a row only once."""
+        if words != self._said:
+            self._said = words
+            self.tell(words)

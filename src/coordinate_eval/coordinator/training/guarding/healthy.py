@@ -1,0 +1,288 @@
+"""Which checkpoint a training begins from: the newest that is complete, finite and its own.
+
+A look at the tensors takes torch, memory and time, so a child process does it, as soon as a
+checkpoint is finished: when a job dies, the answer is there.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from coordinate_eval import _files
+from coordinate_eval._format import brief
+from coordinate_eval.clusters.protocol import ENDS_WITH_PARENT
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, formats, guard
+from coordinate_eval.coordinator.inputs.checkpoints.saved import (
+    QUIET_SECONDS,
+    Pattern,
+    Saved,
+    look,
+)
+from coordinate_eval.coordinator.inputs.checkpoints.sources import Source
+from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import Record
+
+MOST_SECONDS = 3600.0
+"""Time of a look at one checkpoint. A terabyte at a gigabyte a second takes a quarter of that."""
+
+_MOST_CONFIG_BYTES = 4 << 20
+_VOLATILE = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
+"""Keys of a config that do not make another model."""
+
+_OURS = (".safetensors", ".distcp", ".metadata", ".pt", ".pth", ".bin", ".ckpt")
+"""Ends of names of files that are read here."""
+
+_HIDDEN = ".coordinate-eval-guard.json"
+
+
+class Health(Record):
+    """`checkpoints/<digest>.json`: what a look at a checkpoint has found."""
+
+    path: str
+    state: str = Field(default="", description="digest of names, sizes and times of its files")
+    step: int | None = None
+    why: str = Field(default="", description="why it is not begun from; empty if nothing is wrong")
+    model: str = Field(default="", description="digest of its config and tensors' shapes")
+    note: str = Field(default="", description="what could not be looked at")
+    time: float = 0.0
+    seconds: float = 0.0
+
+
+def examine(path: Path) -> Health:
+    """Look at a checkpoint: is it whole, are its numbers finite, and what model is it?
+
+    A format that nobody here reads is taken as it is, with a note.
+    """
+    began = time.time()
+    found = Health(path=str(path))
+    try:
+        found = _examined(path, found)
+    except (UserError, OSError, ValueError, RuntimeError, EOFError) as error:
+        found = found.model_copy(update={"why": brief(error)})
+    return found.model_copy(update={"time": began, "seconds": time.time() - began})
+
+
+def _examined(path: Path, found: Health) -> Health:
+    try:
+        opened = checkpoints.find(path)
+    except UserError as error:
+        if not _is_of_others(path):
+            raise
+        return found.model_copy(update={"note": f"it is not read: {brief(error)}"})
+    told = {"model": _model(opened.place, opened.source)}
+    if find_spec("torch") is None:
+        told["note"] = "without torch, its numbers are not read"
+    else:
+        guard.check_finite(str(path), opened.source)
+        _check_config(path)
+    return found.model_copy(update=told)
+
+
+def _is_of_others(path: Path) -> bool:
+    """Return whether files are there, and of no format that is read here."""
+    names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else [path.name]
+    words, _ = formats.recognized(path, names)
+    return bool(words) or (bool(names) and not any(name.endswith(_OURS) for name in names))
+
+
+def _check_config(path: Path) -> None:
+    """Compare the tensors with the config beside them, where there is one.
+
+    Raises:
+        UserError: they are not the model of the config.
+    """
+    try:
+        checkpoint = checkpoints.inspect(path)
+    except UserError:
+        return  # a training's own checkpoint needs no config and no tokenizer
+    if why := guard.judge(checkpoint, checkpoints.source(checkpoint)).why:
+        raise UserError(why)
+
+
+def _model(place: Path, source: Source) -> str:
+    """Return a digest that two checkpoints of one training share."""
+    config: dict[str, Any] = {}
+    folder = place if place.is_dir() else place.parent
+    with contextlib.suppress(UserError, OSError):
+        config = checkpoint_files.read_json(folder / "config.json", _MOST_CONFIG_BYTES)
+    shapes = {name: list(tensor.shape) for name, tensor in sorted(source.tensors.items())}
+    told = {name: value for name, value in config.items() if name not in _VOLATILE}
+    text = json.dumps([told, shapes], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Choice(Record):
+    """A checkpoint to begin from; an empty path where there is none."""
+
+    path: str = ""
+    step: int = 0
+    passed_over: tuple[str, ...] = Field(default=(), description="newer ones, with the reasons")
+    refused: str = Field(default="", description="why the training must not begin at all")
+
+
+class Candidates:
+    """The checkpoints of a training, and what looks at them have found.
+
+    Args:
+        folder: the folder that the training fills.
+        pattern: the names of checkpoints in it.
+        kept: the folder of what was found.
+        python: that looks.
+        look_at: starts a look at a path, which ends with a line of JSON on stdout.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        pattern: str | None,
+        kept: Path,
+        python: str,
+        look_at: "Callable[[Sequence[str]], subprocess.Popen[str]] | None" = None,
+    ) -> None:
+        self._folder, self._pattern, self._kept = folder, Pattern(pattern), kept
+        self._python, self._start = python, look_at or _start
+        self._child: subprocess.Popen[str] | None = None
+        self._looked: Saved | None = None
+        self._end = 0.0
+
+    def newest_step(self, since: float = 0.0) -> int | None:
+        """Return the step of the newest checkpoint that was changed since, finished by its name."""
+        return next((e.step or 0 for e in self._finished() if e.changed >= since), None)
+
+    def go_on(self) -> None:
+        """Look at the newest finished checkpoint, if nobody has, while the training runs."""
+        if self._is_looking():
+            return
+        newest = next((each for each in self._finished() if self._is_still(each)), None)
+        if newest is not None and self._health(newest) is None:
+            self._begin(newest)
+
+    def choose(self, before: int | None = None) -> Choice | None:
+        """Return the newest healthy checkpoint; None while a look at one goes on.
+
+        Args:
+            before: the first step that went wrong: only checkpoints before it count.
+        """
+        if self._is_looking():
+            return None
+        passed: list[str] = []
+        known = self._known()
+        first = min(known, key=lambda each: each.time, default=None)
+        other = ""
+        for saved in self._finished():
+            step = saved.step or 0
+            if before is not None and step >= before:
+                continue
+            health = self._health(saved)
+            if health is None:
+                self._begin(saved)
+                return None
+            if not saved.there():
+                continue
+            if health.why:
+                passed.append(f"{saved.path.name}: {health.why}")
+                continue
+            if first and health.model != first.model and first.model and health.model:
+                other = (
+                    f"{saved.path} is of another training than {first.path}: their tensors or "
+                    f"configs differ. Name the folder of this training alone with --checkpoints"
+                )
+                passed.append(f"{saved.path.name}: of another training than {first.path}")
+                continue
+            return Choice(path=str(saved.path), step=step, passed_over=tuple(passed))
+        return Choice(passed_over=tuple(passed), refused=other)
+
+    def close(self) -> None:
+        """End a look that goes on."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+            self._child = None
+
+    def _finished(self) -> Iterator[Saved]:
+        with contextlib.suppress(UserError):  # the folder is not there yet
+            yield from (each for each in look(self._folder, self._pattern) if not each.lacks)
+
+    def _is_still(self, saved: Saved) -> bool:
+        return saved.marked or saved.quiet(QUIET_SECONDS)
+
+    def _path(self, saved: Saved) -> Path:
+        return self._kept / f"{hashlib.sha256(str(saved.path).encode()).hexdigest()[:16]}.json"
+
+    def _health(self, saved: Saved) -> Health | None:
+        found = _files.read_record_if_there(self._path(saved), Health)
+        return found if found is not None and found.state == _state(saved) else None
+
+    def _known(self) -> list[Health]:
+        found = (_files.read_record_if_there(p, Health) for p in _files.records_in(self._kept))
+        return [each for each in found if each is not None and each.model and not each.why]
+
+    def _begin(self, saved: Saved) -> None:
+        argv = [*jobs.program(self._python), "_examine_checkpoint", str(saved.path)]
+        self._child, self._looked = self._start(argv), saved
+        self._end = time.monotonic() + MOST_SECONDS
+
+    def _is_looking(self) -> bool:
+        """Return whether a look goes on. Keep what one that has ended has found."""
+        if self._child is None or self._looked is None:
+            return False
+        if self._child.poll() is None:
+            if time.monotonic() < self._end:
+                return True
+            self._child.kill()
+        said, _ = self._child.communicate()
+        saved, status = self._looked, self._child.returncode
+        self._child = self._looked = None
+        try:
+            found = Health.model_validate_json(said)
+        except ValueError:
+            note = f"it is not read: the process that looked at it ended with {status}"
+            found = Health(path=str(saved.path), note=note, time=time.time())
+        update = {"state": _state(saved), "step": saved.step}
+        _files.write_record(self._path(saved), found.model_copy(update=update))
+        return False
+
+
+def _state(saved: Saved) -> str:
+    return hashlib.sha256(saved.state.encode()).hexdigest()[:16]
+
+
+def _start(argv: Sequence[str]) -> "subprocess.Popen[str]":
+    environment: Mapping[str, str] = os.environ | ENDS_WITH_PARENT
+    return subprocess.Popen(
+        argv,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def claim(folder: Path, root: Path) -> str:
+    """Note in the folder of checkpoints who guards its training. Return another guard's folder.
+
+    Two guards with different `runs_dir` would find each other nowhere else. Return an empty text
+    where there is no other one, or the folder cannot be written.
+    """
+    place = folder / _HIDDEN
+    with contextlib.suppress(OSError, UserError, ValueError):
+        text = json.dumps({"guard": str(root)}) + "\n"
+        if _files.create(place, text):
+            return ""
+        other = json.loads(_files.read(place))["guard"]
+        if (Path(other) / "guard.json").exists() and not (Path(other) / "over.json").exists():
+            return str(other)
+        _files.write(place, text)
+    return ""

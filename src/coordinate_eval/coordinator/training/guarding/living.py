@@ -1,0 +1,103 @@
+"""A job that waits or runs: released once, watched, and ended where something is wrong."""
+
+from coordinate_eval import _files
+from coordinate_eval.clusters.protocol import State
+from coordinate_eval.coordinator.training.guarding import why
+from coordinate_eval.coordinator.training.guarding.attempts import (
+    Attempt,
+    Begun,
+    Cancelled,
+    Logs,
+    What,
+)
+from coordinate_eval.coordinator.training.guarding.beginnings import has_smaller
+from coordinate_eval.coordinator.training.guarding.hands import Hands
+from coordinate_eval.coordinator.training.guarding.vitals import size_of, wrong
+from coordinate_eval.slurm.batch import BatchJob
+
+CANCEL_AGAIN_SECONDS = 30.0
+"""Time after which a job that does not end is cancelled once more."""
+
+
+class Living:
+    """Looks after the job of an attempt for as long as it waits or runs.
+
+    Args:
+        hands: of the guard.
+    """
+
+    def __init__(self, hands: Hands) -> None:
+        self._hands = hands
+        self._cancelled_at: dict[str, float] = {}
+
+    def look_after(self, attempt: Attempt, shown: BatchJob) -> bool:
+        """Do what is due for a job that is alive. Return whether more is due at once."""
+        number = attempt.number
+        if self._hands.dir.stop.exists() and self._hands.dir.cancelled(number) is None:
+            self._cancel(number, What.STOPPED, "")
+        if cancelled := self._hands.dir.cancelled(number):
+            now = self._hands.clock.passed()
+            if now - self._cancelled_at.get(shown.job_id, -1e9) >= CANCEL_AGAIN_SECONDS:
+                self._cancelled_at[shown.job_id] = now
+                self._hands.say(f"cancelling job {shown.job_id}: {cancelled.what}")
+                self._hands.scripts.cancel(shown.job_id)
+            return False
+        if shown.state is State.PENDING:
+            return self._look_after_pending(attempt, shown)
+        if self._hands.dir.begun(number) is None:
+            self._begin(number, shown)
+        if shown.suspended:
+            return False
+        vitals = self._hands.watch.look(number, self._hands.clock.now())
+        if (problem := wrong(vitals, self._hands.policy)) is not None:
+            if problem.what is What.SLOW and self._hands.policy.slow == "tell":
+                said = {"words": f"attempt {number} is slow: {problem.why}", "what": "slow"}
+                self._hands.notify(f"{number}-slow", self._hands.message(said))
+            else:
+                self._cancel(number, problem.what, problem.why)
+                return True
+        self._hands.checkpoints.go_on()
+        return False
+
+    def _look_after_pending(self, attempt: Attempt, shown: BatchJob) -> bool:
+        number, released = attempt.number, self._hands.dir.of_attempt(attempt.number, "released")
+        if not released.exists():
+            self._note_logs(number, shown)
+            self._hands.check_epoch()
+            self._hands.scripts.release(shown.job_id)
+            _files.write(released, "{}\n")
+        elif shown.held:
+            self._hands.say(
+                f"job {shown.job_id} is held: `scontrol release {shown.job_id}` starts it"
+            )
+        elif has_smaller(attempt, self._hands.policy.nodes):
+            since = self._hands.clock.now() - _files.modified(released)
+            if since > self._hands.policy.start_seconds:
+                self._cancel(number, What.NEVER_STARTED, f"{attempt.nodes} nodes: {shown.reason}")
+                return True
+        return False
+
+    def _note_logs(self, number: int, shown: BatchJob) -> None:
+        """Note where a job writes, and what is there already, before it starts."""
+        if self._hands.dir.of_attempt(number, "logs").exists():
+            return
+        described = self._hands.scripts.describe(shown.job_id)
+        own = Logs(own=described.logs if described is not None else ())
+        sizes = {str(log): size_of([log]) for log in self._hands.watch.files(own)}
+        noted = own.model_copy(update={"sizes": sizes})
+        _files.write_record(self._hands.dir.of_attempt(number, "logs"), noted)
+
+    def _begin(self, number: int, shown: BatchJob) -> None:
+        described = self._hands.scripts.describe(shown.job_id)
+        partition = described.partition if described is not None else ""
+        begun = Begun(time=self._hands.clock.now(), nodes=shown.nodes, partition=partition)
+        self._hands.create(number, "begun", begun)
+        self._hands.say(f"job {shown.job_id} runs on {shown.nodes}")
+
+    def _cancel(self, number: int, what: What, words: str) -> None:
+        """Note that an attempt is to end. Its cause is looked for while its logs say no more."""
+        cause = why.cause_of_attempt(self._hands, number, None) if what is What.HUNG else None
+        cancelled = Cancelled(what=what, time=self._hands.clock.now(), why=words, cause=cause)
+        self._hands.check_epoch()
+        self._hands.create(number, "cancel", cancelled)
+        self._hands.say(f"attempt {number}: {what}{': ' * bool(words)}{words}")

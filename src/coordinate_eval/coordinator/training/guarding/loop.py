@@ -1,0 +1,103 @@
+"""The guard's loop: look at the training's job, and do the next thing that is due.
+
+All state is in files, so that a guard can be killed at any instruction, and the next one goes on.
+Of two that run at once, the one with the lower epoch leaves. Four steps in this order keep two
+copies of a training from running at once: an attempt is decided when the job of the one before is
+gone; its job is submitted held; the job's id is written down, once; that job alone is released.
+"""
+
+from collections.abc import Callable
+
+from coordinate_eval import _files
+from coordinate_eval._clock import growing
+from coordinate_eval._format import brief
+from coordinate_eval.clusters.protocol import State
+from coordinate_eval.coordinator.training.guarding.attempts import Over
+from coordinate_eval.coordinator.training.guarding.beginnings import Beginnings
+from coordinate_eval.coordinator.training.guarding.endings import Endings
+from coordinate_eval.coordinator.training.guarding.hands import Hands, Superseded
+from coordinate_eval.coordinator.training.guarding.living import Living
+from coordinate_eval.errors import ClusterError, ClusterSilent, RecordError
+
+MAX_FAULTS = 20
+"""Errors in a row, of files or in the scheduler's answers, after which the guard gives up."""
+
+LONGEST_PAUSE_SECONDS = 60.0
+"""Longest time between two looks at a scheduler that does not answer."""
+
+
+class Guard:
+    """Guards one training to its end.
+
+    Args:
+        hands: with which it works.
+    """
+
+    def __init__(self, hands: Hands) -> None:
+        self._hands = hands
+        self._beginnings = Beginnings(hands)
+        self._living = Living(hands)
+        self._endings = Endings(hands, self._beginnings)
+        self._faults = self._silences = 0
+
+    def run(self, leaves: Callable[[], bool] = lambda: False) -> Over | None:
+        """Guard until the training is over. Return how; None if a successor goes on.
+
+        Raises:
+            CoordinateError, OSError: it cannot go on, or its folder was removed.
+        """
+        poll = self._hands.guarded.settings.supervisor.poll_seconds
+        try:
+            while True:
+                due = self.step()
+                if over := self._hands.over():
+                    return over
+                if leaves():
+                    return None
+                if not due:
+                    failures = self._faults + self._silences
+                    self._hands.clock.sleep(
+                        growing(poll, failures, max(poll, LONGEST_PAUSE_SECONDS))
+                    )
+        except Superseded:
+            return None
+
+    def step(self) -> bool:
+        """Do what is due now. Return whether more is due at once.
+
+        Raises:
+            Superseded: a later guard has taken over.
+        """
+        try:
+            due = self._do_next()
+        except (ClusterError, OSError, RecordError) as error:
+            # Wait for a silent scheduler for ever, but not for errors that may not pass.
+            silent = isinstance(error, ClusterSilent)
+            self._faults, self._silences = self._faults + (not silent), self._silences + silent
+            if self._faults > MAX_FAULTS or not self._hands.dir.guarded.exists():
+                raise
+            self._hands.say(brief(error))
+            return False
+        self._faults = self._silences = 0
+        return due
+
+    def _do_next(self) -> bool:
+        self._hands.check_epoch()
+        if self._hands.over() is not None:
+            return False
+        self._hands.dir.alive.touch()
+        number = self._hands.dir.latest()
+        attempt = self._hands.dir.attempt(number)
+        jobs = self._hands.scripts.jobs(self._hands.guarded.mark)
+        if attempt is None or number < self._hands.guarded.first:
+            return self._beginnings.start_first()
+        job, ended = self._hands.dir.job_of(number), self._hands.dir.ended(number)
+        self._beginnings.cancel_strays(jobs, attempt, job)
+        if ended is not None:
+            return self._endings.follow(attempt, ended)
+        if job is None:
+            return self._beginnings.submit(attempt, jobs)
+        shown = next((each for each in jobs if each.job_id == job.job_id), None)
+        if shown is None or shown.state is State.ENDED:
+            return self._endings.end(attempt, job, shown)
+        return self._living.look_after(attempt, shown)

@@ -1,0 +1,140 @@
+"""What a guard shows of its training: what runs, its incidents, what was done, and its goodput."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.training.guarding.attempts import (
+    Ended,
+    GuardDir,
+    Guarded,
+    Over,
+    What,
+)
+from coordinate_eval.coordinator.training.guarding.vitals import Vitals
+
+SCHEMA = "coordinate-eval/guard@1"
+
+
+class Times(NamedTuple):
+    """The seconds of an attempt, and what of them was of use."""
+
+    waited: float
+    """From its decision to the start of its job."""
+    restarted: float | None
+    """From the end of the attempt before to its first step."""
+    trained: float
+    """From its first step to its last."""
+    productive: float
+    """Of these, for steps that the next attempt did not have to repeat."""
+    lost_steps: int
+
+
+def status(guard_dir: GuardDir, guarded: Guarded, now: float) -> dict[str, Any]:
+    """Return all that is known of a guarded training, for programs."""
+    numbers = range(1, guard_dir.latest() + 1)
+    attempts = [_attempt(guard_dir, number, now) for number in numbers]
+    over = _files.read_record_if_there(guard_dir.over, Over)
+    began = min((each["decided"] for each in attempts), default=guarded.created)
+    ended = over.time if over is not None else now
+    productive = sum(each["productive_seconds"] for each in attempts)
+    restarts = [each["restart_seconds"] for each in attempts if each["restart_seconds"] is not None]
+    return {
+        "schema": SCHEMA,
+        "name": guarded.name,
+        "folder": str(guard_dir.root),
+        "script": guarded.script,
+        "checkpoints": guarded.checkpoints,
+        "state": _state(over, attempts),
+        "why": over.why if over is not None else "",
+        "goodput": productive / (ended - began) if ended > began and attempts else None,
+        "restart_seconds": sum(restarts) / len(restarts) if restarts else None,
+        "lost_steps": sum(each["lost_steps"] for each in attempts),
+        "attempts": attempts,
+    }
+
+
+def _state(over: Over | None, attempts: Sequence[dict[str, Any]]) -> str:
+    if over is not None:
+        return "complete" if over.complete else "stopped"
+    if not attempts or attempts[-1]["what"]:
+        return "between attempts"
+    return "running" if attempts[-1]["began"] is not None else "waiting"
+
+
+def _attempt(guard_dir: GuardDir, number: int, now: float) -> dict[str, Any]:
+    attempt, job = guard_dir.attempt(number), guard_dir.job_of(number)
+    ended, begun = guard_dir.ended(number), guard_dir.begun(number)
+    tested = guard_dir.tested(number)
+    vitals = _files.read_record_if_there(guard_dir.of_attempt(number, "vitals"), Vitals) or Vitals()
+    following = guard_dir.attempt(number + 1)
+    kept = following.step if following is not None else None
+    times = times_of(
+        decided=attempt.decided if attempt is not None else now,
+        began=begun.time if begun is not None else None,
+        vitals=vitals,
+        last=ended.last_step if ended is not None else vitals.last_step,
+        kept=kept,
+        before=guard_dir.ended(number - 1),
+    )
+    cause = ended.cause if ended is not None else None
+    return {
+        "number": number,
+        "job": job.job_id if job is not None else None,
+        "decided": attempt.decided if attempt is not None else None,
+        "began": begun.time if begun is not None else None,
+        "ended": ended.time if ended is not None else None,
+        "nodes": begun.nodes if begun is not None else "",
+        "excluded": list(job.exclude) if job is not None else [],
+        "checkpoint": attempt.checkpoint if attempt is not None else "",
+        "skip": attempt.skipped if attempt is not None else "",
+        "what": ended.what.value if ended is not None else "",
+        "why": ended.why if ended is not None else "",
+        "cause": cause.model_dump(mode="json") if cause is not None else None,
+        "incident": ended is not None and ended.what is not What.FINISHED,
+        "tested": tested.model_dump(mode="json") if tested is not None else None,
+        "done": following.why if following is not None else "",
+        "step": ended.last_step if ended is not None else vitals.last_step,
+        "loss": vitals.loss,
+        "step_seconds": vitals.step_seconds or None,
+        "wait_seconds": times.waited,
+        "restart_seconds": times.restarted,
+        "productive_seconds": times.productive,
+        "lost_steps": times.lost_steps,
+    }
+
+
+def times_of(
+    *,
+    decided: float,
+    began: float | None,
+    vitals: Vitals,
+    last: int | None,
+    kept: int | None,
+    before: Ended | None,
+) -> Times:
+    """Return the times of an attempt.
+
+    Args:
+        decided: when it was decided.
+        began: when its job began to run.
+        vitals: what was seen of it.
+        last: the last step that it has reached.
+        kept: the step from which the next attempt goes on; None if there is none.
+        before: the attempt before it.
+    """
+    stepped, seen, first = vitals.stepped, vitals.seen, vitals.first_step
+    trained = seen - stepped if stepped is not None and seen is not None else 0.0
+    lost = max(0, last - kept) if last is not None and kept is not None else 0
+    share = 1.0
+    if last is not None and first is not None and last > first:
+        share = max(0.0, 1.0 - lost / (last - first))
+    elif lost:
+        share = 0.0
+    return Times(
+        waited=max(0.0, began - decided) if began is not None else 0.0,
+        restarted=stepped - before.time if stepped is not None and before is not None else None,
+        trained=trained,
+        productive=trained * share,
+        lost_steps=lost,
+    )

@@ -1,0 +1,88 @@
+"""Read what a training says of itself, attempt by attempt, and remember it."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from coordinate_eval import _files
+from coordinate_eval.coordinator.training import progress
+from coordinate_eval.coordinator.training.guarding.attempts import GuardDir, Guarded, Logs
+from coordinate_eval.coordinator.training.guarding.vitals import Vitals, files_of, look, size_of
+from coordinate_eval.coordinator.training.patterns import read_patterns
+from coordinate_eval.coordinator.training.points import Point
+from coordinate_eval.coordinator.training.progress import FilePosition, Position
+
+MOST_BYTES = 16 << 20
+"""Read of one log at a look. A log that grows faster is read at its end."""
+
+
+class Watching:
+    """The progress of the attempts of one training.
+
+    Args:
+        guard_dir: where it is kept.
+        guarded: the training.
+        tell: called with what a person should know about the logs.
+    """
+
+    def __init__(self, guard_dir: GuardDir, guarded: Guarded, tell: Callable[[str], None]) -> None:
+        self._dir, self._guarded, self._tell = guard_dir, guarded, tell
+        own = guarded.policy.patterns
+        self._patterns = read_patterns(Path(guarded.folder, own) if own else None)
+        self._noted: set[str] = set()
+
+    def files(self, logs: Logs) -> list[Path]:
+        """Return the logs of an attempt."""
+        return files_of(self._guarded.policy.logs, self._guarded.folder, logs.own)
+
+    def vitals(self, number: int) -> Vitals:
+        """Return what is known of an attempt."""
+        path = self._dir.of_attempt(number, "vitals")
+        found = _files.read_record_if_there(path, Vitals)
+        if found is None and number > 1:
+            # The pace of a step is that of the attempt before, until it is known.
+            return Vitals(usual=self.vitals(number - 1).step_seconds)
+        return found or Vitals()
+
+    def look(self, number: int, now: float) -> Vitals:
+        """Read what an attempt has written since the look before; return what is known of it."""
+        logs, before = self._dir.logs_of(number), self.vitals(number)
+        files = self.files(logs)
+        path = self._dir.of_attempt(number, "position")
+        position = _files.read_record_if_there(path, Position) or _beginning(logs)
+        found = progress.look(files, position, self._patterns, most_bytes=MOST_BYTES)
+        for note in found.notes:
+            if note not in self._noted:
+                self._noted.add(note)
+                self._tell(note)
+        vitals = look(before, found.points, size_of(files), now)
+        self._keep(number, found.points)
+        _files.write_record(self._dir.of_attempt(number, "vitals"), vitals)
+        if found.position != position:
+            _files.write_record(path, found.position)
+        return vitals
+
+    def _keep(self, number: int, points: Sequence[Point]) -> None:
+        """Append points to `points.jsonl`. A guard that is killed may append some twice."""
+        if not points:
+            return
+        with _files.open_to_write(self._dir.points, append=True) as file:
+            for point in points:
+                values = {
+                    "attempt": number,
+                    "step": point.step,
+                    "loss": point.loss,
+                    "gradient_norm": point.gradient_norm,
+                    "tokens_per_second": point.tokens_per_second,
+                    "written": point.written,
+                }
+                file.write(f"{json.dumps(values)}\n".encode())
+
+
+def _beginning(logs: Logs) -> Position:
+    """Return the position from which an attempt's logs are its own."""
+    files = {}
+    for name, size in logs.sizes.items():
+        if size > 0 and _files.size(Path(name)) >= size:
+            files[name] = FilePosition(offset=size)
+    return Position(files=files)

@@ -1,0 +1,99 @@
+"""Why an attempt has ended: Slurm's word, and the root of what all ranks' logs say."""
+
+import contextlib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from coordinate_eval import _owner
+from coordinate_eval._format import brief
+from coordinate_eval.clusters.protocol import End
+from coordinate_eval.coordinator.incidents.causes import MOST_LINE, open_log, read_rules
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.training.guarding.attempts import Cancelled, What
+from coordinate_eval.coordinator.training.guarding.hands import Hands
+from coordinate_eval.diagnosis.cause import Cause, Ending, find_cause, read_log
+from coordinate_eval.diagnosis.rules import shipped
+from coordinate_eval.errors import ForeignError, UserError
+from coordinate_eval.slurm.batch import Described
+
+MOST_LOG_BYTES = 16 << 20
+"""Read of one log, from its end."""
+
+MOST_BYTES = 128 << 20
+"""Read of all logs together. A training may write a gigabyte a minute."""
+
+LEAST_LOG_BYTES = 64 << 10
+"""Read of one of very many logs."""
+
+_ENDS = {
+    End.NODE_FAILED: What.NODE_FAILED,
+    End.OUT_OF_MEMORY: What.OUT_OF_MEMORY,
+    End.PREEMPTED: What.PREEMPTED,
+    End.TIME_LIMIT: What.TIME_LIMIT,
+    End.CANCELLED: What.CANCELLED,
+    End.FAILED: What.FAILED,
+}
+
+
+def what_of(end: End, cancelled: Cancelled | None, *, finished: bool) -> What:
+    """Return what became of an attempt.
+
+    Args:
+        end: how Slurm says that its job ended.
+        cancelled: how the guard was ending it.
+        finished: it has reached its last step, as far as that is known.
+    """
+    if end is End.COMPLETED and finished:
+        return What.FINISHED  # also where the guard was about to end it
+    if cancelled is not None:
+        return cancelled.what
+    if end is End.COMPLETED:
+        return What.ENDED_EARLY
+    return _ENDS.get(end, What.LOST)
+
+
+def cause_of(
+    logs: Iterable[Path], begins: Mapping[str, int], settings: Settings, said: Described | None
+) -> Cause | None:
+    """Return the cause that the logs of all ranks have in common; None if none says anything.
+
+    Args:
+        logs: of all ranks.
+        begins: bytes that were in a log before this attempt.
+        settings: that name the rules of the site.
+        said: what Slurm says; None for a job that still runs.
+    """
+    try:
+        _owner.trust(settings.trusted_users)
+        rules = read_rules(settings)
+    except UserError:
+        rules = shipped()
+    files = [log for log in logs if log.is_file()]
+    most = max(LEAST_LOG_BYTES, min(MOST_LOG_BYTES, MOST_BYTES // max(1, len(files))))
+    read = []
+    for log in files[: MOST_BYTES // LEAST_LOG_BYTES]:
+        begin = begins.get(str(log), 0)
+        with contextlib.suppress(OSError, ForeignError), open_log(str(log)) as file:
+            if log.stat().st_size < begin:
+                begin = 0  # it was begun afresh
+            read.append(read_log(file, str(log), rules, most, begin))
+    end = Ending(said.state, said.reason, said.exit_code) if said is not None else Ending()
+    found = find_cause(read, rules, end, by_words=said is None)
+    if found is None:
+        return None
+    return found.model_copy(update={"line": brief(found.line.strip(), MOST_LINE)})
+
+
+def cause_of_attempt(hands: Hands, number: int, said: Described | None) -> Cause | None:
+    """Return the cause of the end of an attempt; of its silence, where Slurm has said nothing."""
+    logs = hands.dir.logs_of(number)
+    return cause_of(hands.watch.files(logs), logs.sizes, hands.guarded.settings, said)
+
+
+def named_nodes(cause: Cause | None, nodes: Iterable[str]) -> list[str]:
+    """Return those of some nodes that the line of a hardware cause, or its log's name, names."""
+    if cause is None or cause.category != "infrastructure":
+        return []
+    text = f"{cause.line} {Path(cause.log).name}"
+    return [node for node in nodes if re.search(rf"(?<![\w-]){re.escape(node)}(?![\w-])", text)]

@@ -1,0 +1,318 @@
+"""A user's own batch scripts: submitted as they are, found again by a mark, and described.
+
+A job is submitted held, and whoever submits it releases it when its id is written down. So a job
+that was submitted twice, because an answer was lost, never runs twice. The mark is a part of the
+job's comment, because scripts use a job's name.
+"""
+
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coordinate_eval import _user_files
+from coordinate_eval.clusters.protocol import End, State
+from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
+from coordinate_eval.slurm.answers.queue import ENDED, PENDING, RECORD, read_job_id
+from coordinate_eval.slurm.client import SlurmClient
+from coordinate_eval.slurm.environment import TOKEN
+
+_FORMAT = f"{RECORD}%i|%T|%r|%N|%k"
+_NO_SUCH_JOB = re.compile("invalid job id", re.IGNORECASE)
+_OPTION = re.compile(r"^#SBATCH\s+(.*)$")
+_SHORT = {"-x": "--exclude", "-a": "--array"}
+_MORE_THAN_ONE = ("--array", "--het-group", "hetjob", "packjob")
+
+
+@dataclass(frozen=True)
+class Script:
+    """A batch script, and the options in it that a submission has to respect."""
+
+    path: Path
+    exclude: str = ""
+    comment: str = ""
+    export: str = ""
+
+
+def read_script(path: Path) -> Script:
+    """Read the `#SBATCH` lines of a script.
+
+    Raises:
+        UserError: it cannot be read, is no script, or would start several jobs.
+    """
+    text = _user_files.read_text(path, "batch script")
+    if not text.startswith("#!"):
+        raise UserError(f"batch script {path} does not begin with #!, and sbatch would refuse it")
+    options: dict[str, str] = {}
+    for line in text.splitlines()[1:]:
+        if line.strip() and not line.startswith("#"):
+            break  # sbatch reads no further
+        if found := _OPTION.match(line):
+            options |= _options(found[1])
+    for name in _MORE_THAN_ONE:
+        if name in options:
+            raise UserError(
+                f"batch script {path} has `#SBATCH {name}`, and so would be several jobs: a guard "
+                "keeps one job alive"
+            )
+    names = ("exclude", "comment", "export")
+    return Script(path, *(options.get(f"--{name}", "") for name in names))
+
+
+def _options(text: str) -> dict[str, str]:
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError:
+        return {}
+    found: dict[str, str] = {}
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            if word in _MORE_THAN_ONE:
+                found[word] = ""
+            continue
+        if not equals and not word.startswith("--") and len(word) > 2:
+            name, value = word[:2], word[2:]
+        elif not equals and at + 1 < len(words) and not words[at + 1].startswith("-"):
+            value = words[at + 1]
+        found[_SHORT.get(name, name)] = value
+    return found
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """A job as squeue shows it."""
+
+    job_id: str
+    state: State
+    end: End = End.UNKNOWN
+    reason: str = ""
+    nodes: str = ""
+    comment: str = ""
+    suspended: bool = False
+
+    @property
+    def held(self) -> bool:
+        """Return whether its owner holds it."""
+        return self.state is State.PENDING and self.reason == "JobHeldUser"
+
+
+@dataclass(frozen=True)
+class Described:
+    """A job as Slurm describes it, for as long as it remembers it."""
+
+    state: str
+    """In Slurm's words: COMPLETED, NODE_FAIL."""
+    end: End
+    reason: str = ""
+    exit_code: str = ""
+    nodes: str = ""
+    partition: str = ""
+    logs: tuple[str, ...] = ()
+
+
+@dataclass
+class BatchScripts:
+    """Submits scripts, and asks about their jobs. Each method runs one command of Slurm.
+
+    Args:
+        user: number of the user whose jobs these are.
+        client: runner of Slurm's commands.
+    """
+
+    user: int
+    client: SlurmClient = field(default_factory=SlurmClient)
+
+    def submit(
+        self,
+        script: Path,
+        *,
+        mark: str,
+        folder: str,
+        environment: Mapping[str, str],
+        variables: Mapping[str, str],
+        arguments: Sequence[str] = (),
+        exclude: Collection[str] = (),
+        nodes: int | None = None,
+    ) -> str:
+        """Submit a script as a held job, and return the id of the job.
+
+        Slurm does not start it again by itself. The variables reach it whatever it exports.
+
+        Raises:
+            UserError: the script cannot be read.
+            SubmitRefused: Slurm refused, and the message has its words.
+            ClusterSilent: no answer. The job may exist, with its mark.
+        """
+        read = read_script(script)
+        excluded = ",".join(filter(None, (read.exclude, *sorted(exclude))))
+        options = [
+            "--parsable",
+            "--hold",
+            "--no-requeue",
+            f"--comment={' '.join(filter(None, (read.comment, mark)))}",
+            f"--export={_export(read.export or environment.get('SBATCH_EXPORT', ''), variables)}",
+            *([f"--exclude={excluded}"] if excluded else []),
+            *([f"--nodes={nodes}"] if nodes is not None else []),
+        ]
+        answer = self.client.run(
+            "sbatch",
+            *options,
+            str(script),
+            *arguments,
+            environment={**environment, **variables},
+            folder=folder,
+        )
+        return read_job_id(answer)
+
+    def jobs(self, mark: str) -> list[BatchJob]:
+        """Return the jobs whose comment has this mark.
+
+        Raises:
+            ClusterSilent: no answer, or one that is not whole.
+        """
+        who = ("-u", str(self.user))
+        text = self.client.run("squeue", "-h", "-a", "-t", "all", *who, "-o", _FORMAT)
+        before, *records = text.split(RECORD)
+        if before.strip() or (records and not text.endswith("\n")):
+            raise ClusterSilent(f"squeue's output is incomplete: it ends {text[-200:]!r}")
+        fields = (record.removesuffix("\n").split("|", maxsplit=4) for record in records)
+        return [_job(*each) for each in fields if len(each) == 5 and mark in each[4]]
+
+    def release(self, job_id: str) -> None:
+        """Let a held job start. One that has ended is left as it is.
+
+        Raises:
+            ClusterSilent: no answer.
+            ClusterError: Slurm refused.
+        """
+        self._change("scontrol", "release", job_id)
+
+    def cancel(self, job_id: str) -> None:
+        """End a job. One that has ended is left as it is.
+
+        Raises:
+            ClusterSilent: no answer.
+            ClusterError: Slurm refused.
+        """
+        self._change("scancel", job_id)
+
+    def describe(self, job_id: str) -> Described | None:
+        """Return what Slurm knows of a job; None if it has forgotten it.
+
+        Raises:
+            ClusterSilent: no answer.
+        """
+        try:
+            text = self.client.run("scontrol", "show", "job", job_id)
+        except ClusterSilent:
+            raise
+        except ClusterError:
+            return self._accounted(job_id)
+        logs = (_field(text, "StdOut"), _field(text, "StdErr"))
+        return Described(
+            state=_field(text, "JobState"),
+            end=ENDED.get(_field(text, "JobState"), End.UNKNOWN),
+            reason=_field(text, "Reason"),
+            exit_code=_field(text, "ExitCode"),
+            nodes=_field(text, "NodeList"),
+            partition=_field(text, "Partition"),
+            logs=tuple(dict.fromkeys(_expanded(log, text) for log in logs if log)),
+        )
+
+    def node_names(self) -> set[str]:
+        """Return the names of all nodes.
+
+        Raises:
+            ClusterSilent: no answer.
+        """
+        return set(self.client.run("sinfo", "-h", "-a", "-N", "-o", "%N").split())
+
+    def drain(self, nodes: Sequence[str], reason: str) -> None:
+        """Have Slurm start nothing more on nodes, as administrators and operators may.
+
+        Raises:
+            ClusterSilent: no answer.
+            ClusterError: Slurm refused.
+        """
+        named = f"nodename={','.join(nodes)}"
+        self.client.run("scontrol", "update", named, "state=drain", f"reason={reason}")
+
+    def _accounted(self, job_id: str) -> Described | None:
+        """Return what Slurm's accounting knows of a job, where there is accounting."""
+        try:
+            asked = "State,ExitCode,NodeList,Partition"
+            text = self.client.run("sacct", "-n", "-P", "-X", "-j", job_id, "-o", asked)
+        except ClusterSilent:
+            raise
+        except (ClusterError, UserError):
+            return None
+        lines = text.splitlines()
+        if not lines or lines[-1].count("|") != 3:
+            return None
+        state, exit_code, nodes, partition = lines[-1].split("|")
+        state = state.split()[0] if state else ""
+        end = ENDED.get(state, End.UNKNOWN)
+        return Described(state, end, exit_code=exit_code, nodes=nodes, partition=partition)
+
+    def _change(self, *words: str) -> None:
+        try:
+            self.client.run(*words)
+        except ClusterSilent:
+            raise
+        except ClusterError as error:
+            if not re.search("invalid job id|already complet|job is no longer", str(error).lower()):
+                raise
+
+
+def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which a script is submitted: all but those of the caller's job."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in ("SLURM_CONF", "SLURM_CONF_SERVER", TOKEN) or not name.startswith("SLURM_")
+    }
+
+
+def _job(job_id: str, state: str, reason: str, nodes: str, comment: str) -> BatchJob:
+    return BatchJob(
+        job_id=job_id,
+        state=State.PENDING
+        if state in PENDING
+        else State.ENDED
+        if state in ENDED
+        else State.RUNNING,
+        end=ENDED.get(state, End.UNKNOWN),
+        reason=reason,
+        nodes=nodes,
+        comment=comment,
+        suspended=state in ("SUSPENDED", "STOPPED"),
+    )
+
+
+def _export(own: str, variables: Mapping[str, str]) -> str:
+    """Return what a job exports: what its script says, and these variables by their names.
+
+    Their values are in sbatch's environment, because they may have commas.
+    """
+    if own.upper() in ("", "ALL"):
+        return "ALL"
+    listed = [] if own.upper() in ("NONE", "NIL") else [own]
+    return ",".join([*listed, *variables])
+
+
+def _field(text: str, name: str) -> str:
+    """Return a value of `scontrol show job`; paths have a line to themselves."""
+    end = "$" if name.startswith("Std") else r"(?=\s|$)"
+    found = re.search(rf"(?m)(?:^|\s){name}=(.*?){end}", text)
+    value = found[1] if found else ""
+    return "" if value in ("(null)", "None") else value
+
+
+def _expanded(path: str, text: str) -> str:
+    """Return the path of a log, where Slurm shows the pattern."""
+    job_id, name = _field(text, "JobId"), _field(text, "JobName")
+    user = _field(text, "UserId").partition("(")[0]
+    values = {"j": job_id, "A": job_id, "x": name, "u": user, "%": "%"}
+    return re.sub(r"%\d*([jAxu%])", lambda found: values[found[1]], path)

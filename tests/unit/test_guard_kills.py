@@ -1,0 +1,322 @@
+"""A guard is killed, or frozen, at every step of its actions: a training never runs twice."""
+
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinate_eval.clusters.protocol import End, State
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.training.guarding.attempts import (
+    GuardDir,
+    Guarded,
+    Logs,
+    Over,
+    Tested,
+    What,
+)
+from coordinate_eval.coordinator.training.guarding.hands import Hands, Superseded
+from coordinate_eval.coordinator.training.guarding.healthy import Choice
+from coordinate_eval.coordinator.training.guarding.loop import Guard
+from coordinate_eval.coordinator.training.guarding.policy import Policy
+from coordinate_eval.coordinator.training.guarding.vitals import Vitals
+from coordinate_eval.errors import ClusterSilent
+from coordinate_eval.records import Record
+from coordinate_eval.slurm.batch import BatchJob, Described
+from tests.clocks import SetClock
+
+LAST, EVERY = 12, 3
+
+
+class Killed(BaseException):
+    """The guard was killed."""
+
+
+@dataclass
+class _Job:
+    shown: BatchJob
+    begins: int = 0
+    step: int = 0
+    attempt: int = 0
+
+
+@dataclass
+class World:
+    """A cluster and the training on it. Each look of a guard is a step of the training."""
+
+    faults: Mapping[int, End] = field(default_factory=dict)
+    """By attempt: how its job ends after a while."""
+    jobs_by_id: dict[str, _Job] = field(default_factory=dict)
+    late: list[_Job] = field(default_factory=list)
+    saved: list[int] = field(default_factory=list)
+    ran: list[str] = field(default_factory=list)
+    silences: set[int] = field(default_factory=set)
+    """Submissions whose answer is lost; every other one takes effect only later."""
+    submissions: int = 0
+    now: Callable[[str], None] = lambda what: None
+    """Called before and after each thing that a guard does."""
+
+    def tick(self) -> None:
+        for job in self.jobs_by_id.values():
+            state = job.shown.state
+            if state is State.PENDING and not job.shown.held:
+                job.shown = replace(job.shown, state=State.RUNNING, nodes="n[1-2]")
+                self.ran.append(job.shown.job_id)
+            elif state is State.RUNNING:
+                self._run(job)
+        running = [j for j in self.jobs_by_id.values() if j.shown.state is State.RUNNING]
+        assert len(running) <= 1, "two copies of the training run"
+
+    def _run(self, job: _Job) -> None:
+        job.step += 1
+        if job.step % EVERY == 0:
+            self.saved.append(job.step)
+        if job.step >= LAST:
+            job.shown = replace(job.shown, state=State.ENDED, end=End.COMPLETED)
+        elif job.attempt in self.faults and job.step >= job.begins + EVERY + 1:
+            job.shown = replace(job.shown, state=State.ENDED, end=self.faults[job.attempt])
+
+    # The scheduler.
+
+    def submit(
+        self,
+        script: Path,
+        *,
+        mark: str,
+        folder: str,
+        environment: Mapping[str, str],
+        variables: Mapping[str, str],
+        arguments: Sequence[str] = (),
+        exclude: Collection[str] = (),
+        nodes: int | None = None,
+    ) -> str:
+        self.now("before submit")
+        self.submissions += 1
+        job_id = str(self.submissions)
+        begins = int(variables["COORDINATE_EVAL_RESUME_FROM"] or 0)
+        shown = BatchJob(job_id, State.PENDING, reason="JobHeldUser", comment=mark)
+        attempt = int(variables["COORDINATE_EVAL_ATTEMPT"])
+        made = _Job(shown, begins, begins, attempt)
+        if self.submissions in self.silences and self.submissions % 2:
+            self.late.append(made)
+            raise ClusterSilent("no answer")
+        self.jobs_by_id[job_id] = made
+        if self.submissions in self.silences:
+            raise ClusterSilent("no answer")
+        self.now("after submit")
+        return job_id
+
+    def jobs(self, mark: str) -> list[BatchJob]:
+        self.now("before jobs")
+        self.tick()
+        found = [job.shown for job in self.jobs_by_id.values() if mark in job.shown.comment]
+        for job in self.late:
+            self.jobs_by_id[job.shown.job_id] = job
+        self.late = []
+        return found
+
+    def release(self, job_id: str) -> None:
+        self.now("before release")
+        job = self.jobs_by_id[job_id]
+        if job.shown.state is State.PENDING:
+            job.shown = replace(job.shown, reason="Priority")
+        self.now("after release")
+
+    def cancel(self, job_id: str) -> None:
+        self.now("before cancel")
+        job = self.jobs_by_id[job_id]
+        if job.shown.state is not State.ENDED:
+            job.shown = replace(job.shown, state=State.ENDED, end=End.CANCELLED)
+        self.now("after cancel")
+
+    def describe(self, job_id: str) -> Described | None:
+        shown = self.jobs_by_id[job_id].shown
+        state = "RUNNING" if shown.state is State.RUNNING else str(shown.end)
+        return Described(state, shown.end, nodes=shown.nodes)
+
+    def node_names(self) -> set[str]:
+        return {"n1", "n2"}
+
+    def drain(self, nodes: Sequence[str], reason: str) -> None: ...
+
+    # The training.
+
+    def newest_step(self, since: float = 0.0) -> int | None:
+        return max(self.saved, default=None)
+
+    def go_on(self) -> None: ...
+
+    def choose(self, before: int | None = None) -> Choice | None:
+        step = max(self.saved, default=0)
+        return Choice(path=str(step) if step else "", step=step)
+
+    def files(self, logs: Logs) -> list[Path]:
+        return []
+
+    def vitals(self, number: int) -> Vitals:
+        return Vitals()
+
+    def look(self, number: int, now: float) -> Vitals:
+        job = next((j for j in self.jobs_by_id.values() if j.attempt == number), None)
+        return Vitals(last_step=job.step if job is not None else None)
+
+    def result(self, nodes: Sequence[str], partition: str) -> Tested | None:
+        return Tested(words="tested in pairs: 2 good")
+
+
+class Tried(Hands):
+    """Hands that are killed between files, too."""
+
+    def create(self, number: int, what: str, record: Record) -> bool:
+        self.scripts.now(f"before {what}")  # type: ignore[attr-defined]  # it is a `World`
+        made = super().create(number, what, record)
+        self.scripts.now(f"after {what}")  # type: ignore[attr-defined]
+        return made
+
+
+def guard_of(world: World, root: Path, clock: SetClock, **policy: Any) -> Guard:
+    root.mkdir(exist_ok=True)
+    guard_dir = GuardDir(root)
+    settings = Settings(cache_dir=str(root / "cache"))
+    guarded = Guarded(
+        name="t", nonce="0", created=0, script="/t.sbatch", folder="/", checkpoints="/c",
+        policy=Policy(last_step=LAST, **policy), settings=settings, python="python",
+    )  # fmt: skip
+    guard_dir.guarded.write_text(guarded.model_dump_json())
+    (root / "told").mkdir(exist_ok=True)
+    hands = Tried(
+        guard_dir, guarded, world, world, world, world, {},
+        lambda key, message: None, lambda words: None, clock,
+    )  # fmt: skip
+    return Guard(hands)
+
+
+def over(root: Path) -> Over | None:
+    found = GuardDir(root).over
+    return Over.model_validate_json(found.read_text()) if found.exists() else None
+
+
+def run_to_end(world: World, root: Path, clock: SetClock) -> Over:
+    """Run guards, each after the one before was killed, until the training is over."""
+    for _ in range(400):
+        try:
+            guard = guard_of(world, root, clock)
+            for _ in range(400):
+                if not guard.step():
+                    clock.sleep(30)
+                if (found := over(root)) is not None:
+                    return found
+        except (Killed, Superseded):
+            continue
+    raise AssertionError("the guard comes to no end")
+
+
+FAULTS = {1: End.NODE_FAILED, 2: End.FAILED, 3: End.PREEMPTED}
+
+
+def points_of(tmp_path: Path) -> int:
+    """Return how often a guard could be killed in a whole training."""
+    seen: list[str] = []
+    world = World(FAULTS, now=seen.append)
+    assert run_to_end(world, tmp_path / "count", SetClock()).complete
+    return len(seen)
+
+
+def test_a_guard_killed_at_any_step_of_its_actions_never_has_two_copies_run(tmp_path: Path) -> None:
+    points = points_of(tmp_path)
+    assert points > 60
+    for kill_at in range(points):
+        count = 0
+
+        def kill(what: str) -> None:
+            nonlocal count
+            count += 1
+            if count - 1 == kill_at:  # noqa: B023 - called within this turn
+                raise Killed(what)
+
+        world, root = World(FAULTS, now=kill), tmp_path / f"{kill_at}"
+        found = run_to_end(world, root, SetClock())
+        assert found.complete, f"killed at {kill_at}: {found}"
+        # Nothing is run for nothing: each attempt once, and from the save before.
+        assert len(world.ran) == 4
+        assert sorted(set(world.saved)) == world.saved == [3, 6, 9, 12]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_lost_answers_and_kills_at_random_never_have_two_copies_run(
+    tmp_path: Path, seed: int
+) -> None:
+    dice = random.Random(seed)
+
+    def kill(what: str) -> None:
+        if dice.random() < 0.05:
+            raise Killed(what)
+
+    silences = {number for number in range(1, 40) if dice.random() < 0.5}
+    world = World(FAULTS, silences=silences, now=kill)
+    assert run_to_end(world, tmp_path / "guard", SetClock()).complete
+    assert len(world.ran) == 4
+
+
+def test_a_guard_that_was_frozen_at_any_step_wakes_and_has_no_second_copy_run(
+    tmp_path: Path,
+) -> None:
+    points = points_of(tmp_path)
+    for freeze_at in range(0, points, 2):  # before each thing that is done
+        count, clock = 0, SetClock()
+        root = tmp_path / f"{freeze_at}"
+        world = World(FAULTS)
+
+        def freeze(what: str) -> None:
+            nonlocal count
+            count += 1
+            if count - 1 == freeze_at:  # noqa: B023 - called within this turn
+                other = guard_of(world, root, clock)  # noqa: B023
+                for _ in range(7):
+                    other.step()
+                    clock.sleep(30)  # noqa: B023
+
+        world.now = freeze
+        found = run_to_end(world, root, clock)
+        assert found.complete
+        assert len(world.ran) == 4
+
+
+def test_a_wish_to_stop_ends_the_job_and_the_guard_at_any_moment(tmp_path: Path) -> None:
+    for stop_at in range(40):
+        count, root = 0, tmp_path / f"{stop_at}"
+        world = World(FAULTS)
+
+        def stop(what: str) -> None:
+            nonlocal count
+            count += 1
+            if count - 1 == stop_at:  # noqa: B023 - called within this turn
+                GuardDir(root).stop.write_text("")  # noqa: B023
+
+        world.now = stop
+        found = run_to_end(world, root, SetClock())
+        alive = [j for j in world.jobs_by_id.values() if j.shown.state is not State.ENDED]
+        assert not alive
+        assert not found.complete
+
+
+def test_a_training_that_finishes_while_it_is_being_ended_is_complete(tmp_path: Path) -> None:
+    world, clock = World(), SetClock()
+    guard = guard_of(world, tmp_path / "guard", clock)
+    while not world.saved:
+        guard.step()
+    (job,) = world.jobs_by_id.values()
+    job.step = LAST - 1
+    hands = guard._hands
+    from coordinate_eval.coordinator.training.guarding.attempts import Cancelled
+
+    hands.create(1, "cancel", Cancelled(what=What.HUNG, time=clock.now(), why="silent"))
+    world.tick()
+    assert job.shown.end is End.COMPLETED
+    while over(tmp_path / "guard") is None:
+        guard.step()
+    found = over(tmp_path / "guard")
+    assert found is not None and found.complete
