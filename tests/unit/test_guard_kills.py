@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.clocks import SetClock
+from tests.random_examples import LONG
 
 from coordinate_eval.clusters.protocol import End, State
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.training.guarding.attempts import (
+    Cancelled,
     GuardDir,
     Guarded,
     Logs,
@@ -26,9 +29,11 @@ from coordinate_eval.coordinator.training.guarding.vitals import Vitals
 from coordinate_eval.errors import ClusterSilent
 from coordinate_eval.records import Record
 from coordinate_eval.slurm.batch import BatchJob, Described
-from tests.clocks import SetClock
 
 LAST, EVERY = 12, 3
+
+SOME = 1 if LONG else 6
+"""Of so many steps one is tried; of the long tests, each."""
 
 
 class Killed(BaseException):
@@ -228,7 +233,7 @@ def points_of(tmp_path: Path) -> int:
 def test_a_guard_killed_at_any_step_of_its_actions_never_has_two_copies_run(tmp_path: Path) -> None:
     points = points_of(tmp_path)
     assert points > 60
-    for kill_at in range(points):
+    for kill_at in range(0, points, SOME):
         count = 0
 
         def kill(what: str) -> None:
@@ -245,7 +250,7 @@ def test_a_guard_killed_at_any_step_of_its_actions_never_has_two_copies_run(tmp_
         assert sorted(set(world.saved)) == world.saved == [3, 6, 9, 12]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(200 if LONG else 4))
 def test_lost_answers_and_kills_at_random_never_have_two_copies_run(
     tmp_path: Path, seed: int
 ) -> None:
@@ -265,7 +270,7 @@ def test_a_guard_that_was_frozen_at_any_step_wakes_and_has_no_second_copy_run(
     tmp_path: Path,
 ) -> None:
     points = points_of(tmp_path)
-    for freeze_at in range(0, points, 2):  # before each thing that is done
+    for freeze_at in range(0, points, 2 * SOME):  # before each thing that is done
         count, clock = 0, SetClock()
         root = tmp_path / f"{freeze_at}"
         world = World(FAULTS)
@@ -286,7 +291,7 @@ def test_a_guard_that_was_frozen_at_any_step_wakes_and_has_no_second_copy_run(
 
 
 def test_a_wish_to_stop_ends_the_job_and_the_guard_at_any_moment(tmp_path: Path) -> None:
-    for stop_at in range(40):
+    for stop_at in range(0, 40, SOME):
         count, root = 0, tmp_path / f"{stop_at}"
         world = World(FAULTS)
 
@@ -311,8 +316,6 @@ def test_a_training_that_finishes_while_it_is_being_ended_is_complete(tmp_path: 
     (job,) = world.jobs_by_id.values()
     job.step = LAST - 1
     hands = guard._hands
-    from coordinate_eval.coordinator.training.guarding.attempts import Cancelled
-
     hands.create(1, "cancel", Cancelled(what=What.HUNG, time=clock.now(), why="silent"))
     world.tick()
     assert job.shown.end is End.COMPLETED

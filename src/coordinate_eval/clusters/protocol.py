@@ -37,8 +37,8 @@ STARTED_VARIABLE = "COORDINATE_EVAL_STARTED"
 """Environment variable with the time at which a job began, in seconds since the epoch."""
 
 OF_TRAINING = ("COORDINATE_EVAL_RESUME_FROM", "COORDINATE_EVAL_SKIP", "COORDINATE_EVAL_ATTEMPT")
-"""Environment variables of a guarded training: the checkpoint to begin from, the steps whose data is
-not read again, and the number of the attempt."""
+"""Environment variables of a guarded training: the checkpoint to begin from, the steps whose data
+is not read again, and the number of the attempt."""
 
 ENDS_WITH_PARENT: Mapping[str, str] = {"COORDINATE_EVAL_ENDS_WITH_PARENT": "1"}
 """Environment of a child process that ends when its parent ends, even if that is killed."""

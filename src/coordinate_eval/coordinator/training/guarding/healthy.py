@@ -21,14 +21,15 @@ from coordinate_eval import _files
 from coordinate_eval._format import brief
 from coordinate_eval.clusters.protocol import ENDS_WITH_PARENT
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, formats, guard
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, finding, guard, reading
+from coordinate_eval.coordinator.inputs.checkpoints.formats import unread
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source
 from coordinate_eval.coordinator.inputs.checkpoints.saved import (
     QUIET_SECONDS,
     Pattern,
     Saved,
     look,
 )
-from coordinate_eval.coordinator.inputs.checkpoints.sources import Source
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Record
@@ -75,7 +76,7 @@ def examine(path: Path) -> Health:
 
 def _examined(path: Path, found: Health) -> Health:
     try:
-        opened = checkpoints.find(path)
+        opened = finding.find(path)
     except UserError as error:
         if not _is_of_others(path):
             raise
@@ -92,7 +93,7 @@ def _examined(path: Path, found: Health) -> Health:
 def _is_of_others(path: Path) -> bool:
     """Return whether files are there, and of no format that is read here."""
     names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else [path.name]
-    words, _ = formats.recognized(path, names)
+    words, _ = unread.recognized(path, names)
     return bool(words) or (bool(names) and not any(name.endswith(_OURS) for name in names))
 
 
@@ -106,7 +107,7 @@ def _check_config(path: Path) -> None:
         checkpoint = checkpoints.inspect(path)
     except UserError:
         return  # a training's own checkpoint needs no config and no tokenizer
-    if why := guard.judge(checkpoint, checkpoints.source(checkpoint)).why:
+    if why := guard.judge(checkpoint, reading.source(checkpoint)).why:
         raise UserError(why)
 
 

@@ -8,7 +8,6 @@ gone; its job is submitted held; the job's id is written down, once; that job al
 
 from collections.abc import Callable
 
-from coordinate_eval import _files
 from coordinate_eval._clock import growing
 from coordinate_eval._format import brief
 from coordinate_eval.clusters.protocol import State

@@ -66,7 +66,7 @@ def cause_of(
     """
     try:
         _owner.trust(settings.trusted_users)
-        rules = read_rules(settings)
+        rules = read_rules()
     except UserError:
         rules = shipped()
     files = [log for log in logs if log.is_file()]
