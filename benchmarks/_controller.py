@@ -290,6 +290,7 @@ class Client(SlurmClient):
         *args: str,
         script: str | None = None,  # the jobs' names tell what they run
         environment: Mapping[str, str] | None = None,  # as above
+        folder: str = "/",  # as above
         counted: str = "",
     ) -> str:
         """Return what a command prints."""
