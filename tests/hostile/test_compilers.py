@@ -9,7 +9,8 @@ import pytest
 
 from coordinate_eval.evaluators.sandbox.sandbox import Level
 from tests.hostile.place import GRACE_SECONDS, Places, Setting
-from tests.languages import need
+from tests.languages import need, question
+from tests.problems import PROBLEMS
 from tests.random_examples import LONG
 
 SECONDS = 20.0
@@ -183,6 +184,17 @@ ATTACKS = [
 def places() -> Iterator[Places]:
     with contextlib.closing(Places()) as places:
         yield places
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("language", sorted({attack.language for attack in ATTACKS}))
+def test_a_right_program_passes_where_attacks_are_tried(places: Places, language: str) -> None:
+    need(language)
+    right, most = question(PROBLEMS[0], language), LIBRARIES_SECONDS + GRACE_SECONDS
+    answer, broken = places.at(SETTINGS[0]).run_in(
+        language, right.content, right.timeout_seconds, right.timeout_seconds + most
+    )
+    assert (answer["passed"], broken) == (True, []), answer
 
 
 @pytest.mark.hostile
