@@ -60,6 +60,7 @@ def measure(each: Curve, counts: Counts) -> None:
 
 def simulated(count: int) -> None:
     """Print a line for each kind of curve."""
+    print(f"{'curves':<14}{'steps':>12}{'found':>9}{'waited':>9}{'false':>7}")
     rows = {kind: Counts() for kind in (*WRONG, *RIGHT)}
     for kind, counts in rows.items():
         for seed in range(count):
@@ -67,7 +68,7 @@ def simulated(count: int) -> None:
         near = f"{counts.near / counts.curves:.1%}" if kind in WRONG else ""
         waited = f"{median(counts.waited):,.0f}" if counts.waited else ""
         print(
-            f"| {kind} | {counts.curves} | {counts.steps:,} | {near} | {waited} | {counts.false} |",
+            f"{kind:<14}{counts.steps:>12,}{near:>9}{waited:>9}{counts.false:>7}",
             flush=True,
         )
     wrong = [rows[kind] for kind in WRONG]

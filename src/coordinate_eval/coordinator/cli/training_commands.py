@@ -10,7 +10,7 @@ import typer
 
 from coordinate_eval.coordinator.cli.options import common, parsing
 from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, WHERE, option
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import CoordinateError, UserError
 
 if TYPE_CHECKING:
     from coordinate_eval.clusters.protocol import Cluster
@@ -71,6 +71,47 @@ _Name = Annotated[
 def register(main: typer.Typer) -> None:
     """Add the commands to the command line."""
     main.add_typer(app, name="guard")
+    main.command()(advise)
+
+
+def advise(
+    experiment: Annotated[
+        Path,
+        typer.Argument(metavar="EXPERIMENT", help="The folder into which the training saves."),
+    ],
+    log: Annotated[
+        list[Path] | None,
+        option(
+            "",
+            "PATH",
+            "What the training writes: a log, JSON lines, a TensorBoard folder or a "
+            "trainer_state.json. Repeat it for each attempt, in their order.",
+        ),
+    ] = None,
+    patterns: Annotated[
+        Path | None, option("", "FILE", "YAML file that says how the training reports its steps.")
+    ] = None,
+    most_back: Annotated[
+        int, option("", "STEPS", "Never go back further than so many steps.", min=1)
+    ] = 10_000,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Say whether a training goes on, or back to which checkpoint, by its loss and its scores.
+
+    A spike of the loss that passes by itself is no reason to go back. No GPU is used.
+
+    Exit status: 0 go on; 1 go back, or a person has to decide; 2 it is not known.
+    """
+    from coordinate_eval.coordinator.cli.inquire.advise import show_advice
+    from coordinate_eval.coordinator.inputs.layers import load as load_settings
+
+    try:
+        settings, _ = load_settings({}, settings_file)
+        status = show_advice(settings, experiment, log or [], patterns, most_back, as_json=as_json)
+    except CoordinateError as error:  # 1 is a verdict
+        raise UserError(str(error)) from error
+    raise typer.Exit(status)
 
 
 @app.command()

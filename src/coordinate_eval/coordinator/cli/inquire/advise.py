@@ -1,0 +1,133 @@
+"""`coordinate-eval advise`: does a training go on, or back, and to which checkpoint?"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from coordinate_eval.coordinator.cli.inquire.history import load
+from coordinate_eval.coordinator.cli.output import console, say, write_json
+from coordinate_eval.coordinator.history.alarms import Alarm, alarms
+from coordinate_eval.coordinator.history.series import series
+from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, look, step_of
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.training.advice import Advice, Save, advise, is_fall
+from coordinate_eval.coordinator.training.guarding.healthy import examine
+from coordinate_eval.coordinator.training.patterns import read_patterns
+from coordinate_eval.coordinator.training.progress import all_points
+from coordinate_eval.coordinator.training.spikes import Detector
+from coordinate_eval.errors import UserError
+
+
+def show_advice(
+    settings: Settings,
+    experiment: Path,
+    logs: Sequence[Path],
+    patterns: Path | None,
+    most_back: int,
+    *,
+    as_json: bool,
+) -> int:
+    """Print whether a training goes on. Return the exit status: 0 it does, 1 it goes back.
+
+    Raises:
+        UserError: there are neither reports of a loss nor scores.
+    """
+    points, notes = all_points(logs, read_patterns(patterns))
+    detector = Detector()
+    detector.take(points)
+    raised, scores, problems = _scores(settings, experiment)
+    notes += problems
+    if not scores and not any(point.loss is not None for point in points):
+        told = "".join(f"\n  {note}" for note in notes)
+        raise UserError(
+            f"nothing is known of {experiment}: none of its checkpoints has been evaluated, and "
+            f"there is no loss in {', '.join(map(str, logs)) or 'a log: name it with --log'}{told}"
+        )
+    saves = _saves(experiment, scores)
+    found = advise(
+        detector.open,
+        saves,
+        [each for each in raised if each.last.step == max(scores)],
+        most_back=most_back,
+        unfit=lambda path: examine(path).why,
+    )
+    last = points[-1].step if points else max(scores)
+    if as_json:
+        passed = [spike.model_dump(mode="json") for spike in detector.found]
+        write_json(_document(found, last) | {"passed": passed, "notes": notes})
+        return int(found.onset is not None)
+    _out(_decision(found, last))
+    for line in found.evidence:
+        _out(f"  {line}")
+    for spike in detector.found[-5:] if found.onset is None else []:
+        back = "" if spike.recovered is None else f", and was back at step {spike.recovered:,}"
+        _out(f"  at step {spike.onset:,} the loss rose to {spike.peak:.4g}{back}")
+    if found.evaluate is not None:
+        _out(f"surer with scores: coordinate-eval {found.evaluate} --first-signal, then this again")
+    for note in notes:
+        say(note)
+    return int(found.onset is not None)
+
+
+def _scores(
+    settings: Settings, experiment: Path
+) -> tuple[list[Alarm], dict[int, Literal["healthy", "fallen"]], list[str]]:
+    """Return the alarms of a training, what the scores of each step say, and what cannot be read.
+
+    Where it has no scores, all are empty.
+    """
+    known, problems = load(settings)
+    try:
+        found = series(known, [str(experiment)])
+    except UserError:
+        return [], {}, problems
+    raised = alarms(found)
+    said: dict[int, Literal["healthy", "fallen"]] = {
+        row.step: "healthy" for row in found.rows if row.step is not None
+    }
+    for each in filter(is_fall, raised):
+        first, last = each.row.step or 0, each.last.step or 0
+        said |= {step: "fallen" for step in said if first <= step <= last}
+    return raised, said, problems
+
+
+def _saves(experiment: Path, scores: dict[int, Literal["healthy", "fallen"]]) -> list[Save]:
+    """Return the finished checkpoints in a folder; none where there is no such folder."""
+    if not experiment.is_dir():
+        return []
+    there = [each for each in look(experiment, Pattern(None)) if not each.lacks]
+    steps = [
+        (each.step if each.step is not None else step_of(str(each.path)), each.path)
+        for each in there
+    ]
+    return [Save(step, path, scores.get(step)) for step, path in steps if step is not None]
+
+
+def _decision(found: Advice, last: int) -> str:
+    if found.onset is None:
+        return f"go on: nothing is wrong up to step {last:,}"
+    if found.checkpoint is None:
+        return f"stop: it went wrong at step {found.onset:,}, and a person has to decide"
+    skip = (
+        f", and skip the data of steps {found.skip[0]:,} to {found.skip[1]:,}" if found.skip else ""
+    )
+    return f"go back to {found.checkpoint}{skip}: it went wrong at step {found.onset:,}"
+
+
+def _document(found: Advice, last: int) -> dict[str, Any]:
+    go = "on" if found.onset is None else "ask" if found.checkpoint is None else "back"
+    return {
+        "schema": "coordinate-eval/advice@1",
+        "go": go,
+        "last_step": last,
+        "onset": found.onset,
+        "checkpoint": None if found.checkpoint is None else str(found.checkpoint),
+        "skip": None if found.skip is None else list(found.skip),
+        "cause": found.cause or None,
+        "evidence": list(found.evidence),
+        "evaluate": None if found.evaluate is None else str(found.evaluate),
+    }
+
+
+def _out(text: str) -> None:
+    console().print(text, markup=False, highlight=False, soft_wrap=True)
