@@ -350,7 +350,7 @@ def _weighted(
 
 def mean_of(name: str, measured: Sequence[Measured]) -> Measured | None:
     """Return the difference of the mean over datasets that have an interval, and scores from 0 to
-    1 of which more is better; None for fewer than two.
+    1, where more is better; None for fewer than two.
     """
     counted = [
         each

@@ -235,7 +235,7 @@ def mean_column(found: Series, rows: Sequence[Row]) -> Column | None:
 def _averaged(found: Series, group: str | None) -> list[str]:
     """Return the datasets of a group whose mean says something: of all if it is None.
 
-    These are shares, from 0 to 1, of which more is better. A dataset that only some of the complete
+    These are shares from 0 to 1, where more is better. A dataset that only some of the complete
     checkpoints have would make their means unlike, and is left out.
     """
     whole = [row.scores for row in found.rows if not row.missing]

@@ -29,7 +29,7 @@ LINK_GIGABITS = 25.0
 """Gbit/s expected of a node's storage link before any copy was measured."""
 
 GUESSED_ITEMS = 1000
-"""Items assumed of a dataset of which nothing is known, to choose a tensor-parallel degree."""
+"""Items of a dataset about which nothing is known, to choose a tensor-parallel degree."""
 
 
 def conditions(

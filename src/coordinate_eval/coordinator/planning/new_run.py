@@ -43,7 +43,7 @@ class Inputs:
     step: int | None = None
     """The training step of the checkpoint, if the user tells it."""
     strict: bool = True
-    """Refuse a suite of which some dataset is known to be impossible to build."""
+    """Refuse a suite with a dataset that is known to be impossible to build."""
 
     @property
     def max_length(self) -> int:

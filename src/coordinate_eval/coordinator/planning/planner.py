@@ -161,7 +161,7 @@ def metric_jobs(
 ) -> list[MetricJob]:
     """Return the metric jobs, each over neighbouring shards of one dataset.
 
-    Those that a longer scoring follows come first, among equals the longest.
+    Jobs that a longer scoring follows come first; among equals, the longest.
     A dataset gets the fewest jobs that each stay below `METRIC_SHARE` of the lower bound (`bound`,
     in seconds), and none if its metric costs nothing.
     """

@@ -221,7 +221,7 @@ def hanging_trials(run: Run, facts: Facts) -> list[Action]:
         # It may work at shards at which others have begun second attempts since.
         slow = [claim for claim in facts.claims_with_second_attempt if claim.claim.owner == trial]
         claims = [*(claim for _, claim in held), *slow]
-        # Those may have published all that it held while it goes on: at any dataset.
+        # Others may have published all that the job held while it goes on, at any dataset.
         datasets = {claim.span.dataset for claim in claims} or facts.due.keys()
         silent = facts.silent.get(trial, 0.0)
         if silent < silence_seconds(run, progress, datasets, facts.due):

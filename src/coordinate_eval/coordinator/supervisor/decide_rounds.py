@@ -52,7 +52,7 @@ def replace_lost(run: Run, facts: Facts) -> list[Action]:
 def missing_trials(run: Run, facts: Facts) -> int:
     """Return how many trials are missing of those that the plan has and the work left pays for.
 
-    There is none before the first response: what ended some trials may end all others.
+    No replacement starts before the first response: what ended some trials may end all others.
     """
     if facts.pace is None:
         return 0

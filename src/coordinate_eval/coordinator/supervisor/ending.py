@@ -109,7 +109,7 @@ def wait_for_jobs(
 ) -> None:
     """Wait until all jobs of a run but its supervisors have ended, at most for twice `seconds`.
 
-    Cancel at once those of which `leaves` is true, and all others after `seconds`. The other
+    Cancel jobs for which `leaves` is true at once, and all others after `seconds`. The other
     arguments are those of `drain`.
     """
     give_up = clock.passed() + seconds

@@ -80,7 +80,7 @@ def slow_down(tasks: Iterable[TaskStatus]) -> float:
 
 MOST_BETWEEN_SECONDS = 120.0
 """Time from one look to the next that counts, at most. Then this process was stopped itself, or
-waited for storage or the scheduler: the signs of others may come late, too."""
+waited for storage or the scheduler: the signs of other tasks may come late as well."""
 
 
 class Silence:

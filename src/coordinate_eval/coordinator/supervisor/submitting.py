@@ -139,7 +139,7 @@ class Submitter:
         self.arrays = Arrays(run_dir)
 
     def submit(self, run: Run, action: Submit, facts: Facts) -> Finish | None:
-        """Submit a job once. One whose answer was lost is found by its name.
+        """Submit a job once. A job whose answer was lost is found by its name.
 
         Return how the run ends, where it waits for nothing but jobs that are always refused.
 
@@ -320,6 +320,6 @@ def smaller(job: Job, waited: float, patience: float) -> Job:
     """Return a job that was refused for `waited` seconds, with fewer tasks for each `patience`.
 
     The tasks of an array count one by one towards limits on submitted jobs, so that a large array
-    may never be taken. Those that start do the work of all.
+    may never be taken. The tasks that start do the work of all.
     """
     return job.model_copy(update={"count": max(1, job.count >> min(30, int(waited // patience)))})

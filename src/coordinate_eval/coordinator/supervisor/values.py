@@ -109,7 +109,7 @@ class TroubleFacts:
     incidents: Sequence[Incident] = ()
     """Incidents that are written, the last ones last."""
     worked: frozenset[Pullers] = frozenset()
-    """Kinds of pullers with incidents of which a job has done something by now."""
+    """Kinds of pullers that have incidents, and a job that has done something by now."""
     observed: Sequence[Incident] = ()
     """Incidents that are neither judged nor written yet."""
 
@@ -205,7 +205,7 @@ class Facts(PollFacts, WorkFacts, RoundFacts, TroubleFacts, MemoryFacts):
     def to_come(self, run: Run) -> Sequence[Span]:
         """Return the shards without responses, while a trial works on some or can claim some.
 
-        Those that are left when there is neither are given up: no response comes.
+        Datasets that are left when there is neither are given up: no response comes.
         """
         held = any(ledger == "outputs" for ledger, _ in self.open_claims)
         trials = held or any(

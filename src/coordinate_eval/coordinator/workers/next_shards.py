@@ -57,8 +57,8 @@ class TimeLeft:
     def in_time(self, predicted: float) -> bool:
         """Return whether a shard of `predicted` seconds, begun now, ends before the deadline.
 
-        An engine that was slower than predicted so far is expected to stay as slow. One that was
-        faster is not expected to stay so.
+        An engine that was slower than predicted so far is expected to stay as slow. A faster
+        engine is not expected to stay as fast.
         """
         slowdown = max(1.0, self._took / self._done) if self._done else 1.0
         waiting = max(0.0, self._begun - self._done)

@@ -64,7 +64,7 @@ class AdapterConfig:
         """Read the config.
 
         Raises:
-            UserError: It is none, or of a kind of adapter that is not merged here; says which.
+            UserError: It is no adapter's config, or of a kind that is not merged here; says which.
         """
         self.file = file
         self._given = given = checkpoint_files.read_json(file, _MOST_CONFIG_BYTES)

@@ -159,7 +159,7 @@ class _Opened(NamedTuple):
     above: tuple[Path, ...]
     """The checkpoints that this one is a part of."""
     all: list[Path]
-    """All of them so far."""
+    """All checkpoints that were opened so far."""
 
     def within(self, place: Path) -> "_Opened":
         """Return the same for the parts of a checkpoint.
@@ -347,7 +347,7 @@ def is_deleted(names: Iterable[str]) -> bool:
 
 
 def _parameters_by_type(opened: Source) -> dict[str, int]:
-    """Return the number of parameters by type. Those that have several names count once."""
+    """Return the number of parameters by type. A tensor with several names counts once."""
     held = {opened.layout(name) or name: tensor for name, tensor in opened.tensors.items()}
     counts: dict[str, int] = {}
     for dtype, shape in held.values():

@@ -37,7 +37,7 @@ class FolderFile(NamedTuple):
         Args:
             nearer: folders of what lies beside the checkpoint.
             key: `config` or `tokenizer`.
-            names: files of which one is enough.
+            names: files, any of which is enough.
         """
         below = [folder for folder in nearer if self.folder in folder.parents]
         if any((folder / name).is_file() for folder in below for name in names):

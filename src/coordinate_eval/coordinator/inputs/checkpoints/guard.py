@@ -217,7 +217,7 @@ def judge(checkpoint: Checkpoint, source: Source) -> Verdict:
 
 
 def _is_mapped(checkpoint: Checkpoint) -> bool:
-    """Return whether a mapping made the names of tensors, also of what it is made of."""
+    """Return whether a mapping made the names of tensors, in the checkpoint or in its parts."""
     return checkpoint.mapping is not None or any(map(_is_mapped, checkpoint.parts))
 
 

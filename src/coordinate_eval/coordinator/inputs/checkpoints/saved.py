@@ -320,7 +320,7 @@ def _has(folder: Path, saved: Saved, marker: str) -> bool:
 
 
 def _last_finished(tracker: Path) -> int | None:
-    """Return the step that a link or a short text names, None if there is none."""
+    """Return the step that a link or a short text names, None if it names no step."""
     try:
         if tracker.is_symlink():
             text = os.readlink(tracker)  # noqa: PTH115

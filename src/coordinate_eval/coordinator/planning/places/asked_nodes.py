@@ -126,7 +126,7 @@ def without_avoided(
     """Return free and busy nodes. Nodes that are avoided count as busy.
 
     A node that the user names is used all the same, unless jobs of this run failed there: those
-    nodes are `suspected`, and rather used than any other only where there is none. Where no other
+    nodes are `suspected`, and used only as a last resort. Where no other
     node is there, free or in use, none is avoided: waiting would not help, nor does it for a node
     that is down or drained. Only nodes that the user may have meant are others: with GPUs of
     `gpu_type`, if that is known.

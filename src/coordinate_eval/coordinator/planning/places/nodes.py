@@ -99,7 +99,7 @@ def queued_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) ->
     the cluster has most; nodes that are down or drained count only where there are no others.
 
     Raises:
-        UserError: No type holds the model; says why of the one of which there is most.
+        UserError: No type holds the model; says why for the most frequent type.
     """
     settings = demand.settings
     if settings.engine.elsewhere:
@@ -198,7 +198,7 @@ def nodes_with_room(
 ) -> list[NodeCapacity]:
     """Return which to ask for of nodes with GPUs of one type, those with most room first.
 
-    A trial has `gpus_each` on each of its nodes. One that has several shares them with no other.
+    A trial has `gpus_each` on each of its nodes. A trial on several nodes has them alone.
 
     Raises:
         NoFreeGpu: No GPU is free; says what is busy.

@@ -100,7 +100,7 @@ def _merged(group: Sequence[Shard]) -> Shard:
 
 
 def _parts(run: Run, ledger: str, shards: Sequence[Shard]) -> list[Span]:
-    """Return the spans of which these shards have a file in a ledger's folder."""
+    """Return the spans that have a file in a ledger's folder, of these shards."""
     if ledger == "outputs":
         return [shard.span for shard in shards]
     return [span for shard in shards if shard.dataset in run.asks for span in run.portions(shard)]

@@ -80,7 +80,7 @@ class KeptAnswers:
         return None
 
     def store(self, answer: Answer) -> None:
-        """Keep an answer. One that is there stays; an error costs later runs a question."""
+        """Keep an answer. An answer that is there stays. An error costs later runs a question."""
         if self._folder is not None:
             with contextlib.suppress(OSError):
                 kept = _Kept(judge=self._judge, answer=answer)
