@@ -17,8 +17,8 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
     GuardDir,
     Guarded,
     Logs,
+    NodesTested,
     Over,
-    Tested,
     What,
 )
 from coordinate_eval.coordinator.training.guarding.hands import Hands, Superseded
@@ -154,7 +154,7 @@ class World:
 
     def go_on(self) -> None: ...
 
-    def choose(self, before: int | None = None) -> Choice | None:
+    def choose(self, spoiled: Sequence[tuple[int, float]] = ()) -> Choice | None:
         step = max(self.saved, default=0)
         return Choice(path=str(step) if step else "", step=step)
 
@@ -168,8 +168,8 @@ class World:
         job = next((j for j in self.jobs_by_id.values() if j.attempt == number), None)
         return Vitals(last_step=job.step if job is not None else None)
 
-    def result(self, nodes: Sequence[str], partition: str) -> Tested | None:
-        return Tested(words="tested in pairs: 2 good")
+    def result(self, nodes: Sequence[str], partition: str) -> NodesTested | None:
+        return NodesTested(words="tested in pairs: 2 good")
 
 
 class Tried(Hands):

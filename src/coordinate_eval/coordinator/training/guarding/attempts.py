@@ -100,9 +100,11 @@ class Cancelled(Record):
     time: float
     why: str
     cause: Cause | None = None
+    onset: int | None = Field(default=None, description="the first step that went wrong")
     skip: tuple[Steps, ...] = Field(default=(), description="steps that are skipped from now on")
     checkpoint: str = Field(default="", description="to go back to, as it is advised")
     step: int = Field(default=0, description="of that checkpoint")
+    advice: str = Field(default="", description="the cause for which it goes back")
 
 
 class Logs(Record):
@@ -138,7 +140,7 @@ class Ended(Record):
     state: str = Field(default="", description="in Slurm's words")
 
 
-class Tested(Record):
+class NodesTested(Record):
     """`attempts/N.nodes.json`: what a test of the nodes said."""
 
     bad: tuple[str, ...] = ()
@@ -245,9 +247,21 @@ class GuardDir:
         """Return what became of an attempt."""
         return _files.read_record_if_there(self.of_attempt(number, "end"), Ended)
 
-    def tested(self, number: int) -> Tested | None:
+    def tested(self, number: int) -> NodesTested | None:
         """Return what a test of the nodes of an attempt said."""
-        return _files.read_record_if_there(self.of_attempt(number, "nodes"), Tested)
+        return _files.read_record_if_there(self.of_attempt(number, "nodes"), NodesTested)
+
+    def spoiled(self) -> list[tuple[int, float]]:
+        """Return the steps from which on saves do not count, each with the time until which.
+
+        The losses were not finite, or the training went back behind them.
+        """
+        found = []
+        for number in range(1, self.latest() + 1):
+            path, cancelled = self.of_attempt(number, "cancel"), self.cancelled(number)
+            if cancelled is not None and cancelled.onset is not None:
+                found.append((cancelled.onset, _files.modified(path)))
+        return found
 
     def history(self, first: int = 1) -> list[Ended]:
         """Return what became of the attempts that have ended, in their order, from one on."""

@@ -34,7 +34,7 @@ class Beginnings:
         """Decide the first attempt since a person began the guard."""
         if self._hands.dir.stop.exists():
             return self._hands.finish(complete=False, words=What.STOPPED.value)
-        choice = self._hands.checkpoints.choose()
+        choice = self._hands.checkpoints.choose(self._hands.dir.spoiled())
         if choice is None:
             return False
         if choice.refused or (choice.passed_over and not choice.path):

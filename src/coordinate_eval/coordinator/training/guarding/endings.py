@@ -13,7 +13,7 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
     Begun,
     Ended,
     JobOf,
-    Tested,
+    NodesTested,
     What,
 )
 from coordinate_eval.coordinator.training.guarding.beginnings import Beginnings
@@ -56,9 +56,7 @@ class Endings:
             _files.modified(self._hands.dir.of_attempt(number, "job"))
         )
         reached = max((s for s in (vitals.last_step, saved) if s is not None), default=None)
-        before = max(
-            (e.last_step for e in self._hands.dir.history() if e.last_step is not None), default=0
-        )
+        before = self._furthest()
         what = why.what_of(end, cancelled, finished=self._is_finished(reached))
         cause = cancelled.cause if cancelled is not None else None
         if what in (What.FAILED, What.OUT_OF_MEMORY, What.NODE_FAILED, What.LOST):
@@ -80,6 +78,15 @@ class Endings:
         )
         return self._hands.create(number, "end", ended)
 
+    def _furthest(self) -> int:
+        """Return the last step that an attempt has reached since the training went back last."""
+        furthest = 0
+        for each in reversed(self._hands.dir.history()):
+            if each.what is What.ROLLED_BACK:
+                break
+            furthest = max(furthest, each.last_step or 0)
+        return furthest
+
     def _is_finished(self, reached: int | None) -> bool:
         policy = self._hands.policy
         if policy.done_file and Path(self._hands.guarded.folder, policy.done_file).exists():
@@ -98,9 +105,7 @@ class Endings:
         if decision.follows is Follows.OTHER_NODES and not self._are_tested(attempt, ended):
             return False
         cancelled = self._hands.dir.cancelled(attempt.number)
-        vitals = self._hands.watch.vitals(attempt.number)
-        onset = vitals.onset if ended.what is What.NOT_FINITE else None
-        choice = self._hands.checkpoints.choose(before=onset)
+        choice = self._hands.checkpoints.choose(self._hands.dir.spoiled())
         if choice is None:
             return False
         if cancelled is not None and cancelled.checkpoint:
@@ -132,7 +137,7 @@ class Endings:
         bad = why.named_nodes(ended.cause, nodes)
         begun = self._hands.dir.begun(number)
         if not self._hands.policy.test_nodes or len(nodes) < 2 or begun is None:
-            found = Tested(words="the nodes were not tested")
+            found = NodesTested(words="the nodes were not tested")
         else:
             answer = self._hands.tests.result(nodes, begun.partition)
             if answer is None:

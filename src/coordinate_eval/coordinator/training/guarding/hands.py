@@ -12,8 +12,8 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
     GuardDir,
     Guarded,
     Logs,
+    NodesTested,
     Over,
-    Tested,
 )
 from coordinate_eval.coordinator.training.guarding.healthy import Choice
 from coordinate_eval.coordinator.training.guarding.policy import Policy
@@ -80,7 +80,7 @@ class Checkpoints(Protocol):
         """Look at the newest one."""
         ...
 
-    def choose(self, before: int | None = None) -> Choice | None:
+    def choose(self, spoiled: Sequence[tuple[int, float]] = ()) -> Choice | None:
         """Return the newest healthy one; None while a look goes on."""
         ...
 
@@ -104,7 +104,7 @@ class Watch(Protocol):
 class NodeTests(Protocol):
     """What a guard asks about nodes: see `testing_nodes.py`."""
 
-    def result(self, nodes: Sequence[str], partition: str) -> Tested | None:
+    def result(self, nodes: Sequence[str], partition: str) -> NodesTested | None:
         """Return what a test of nodes says; None while it goes on."""
         ...
 

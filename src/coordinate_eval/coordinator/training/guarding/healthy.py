@@ -169,11 +169,11 @@ class Candidates:
         if newest is not None and self._health(newest) is None:
             self._begin(newest)
 
-    def choose(self, before: int | None = None) -> Choice | None:
+    def choose(self, spoiled: Sequence[tuple[int, float]] = ()) -> Choice | None:
         """Return the newest healthy checkpoint; None while a look at one goes on.
 
         Args:
-            before: the first step that went wrong: only checkpoints before it count.
+            spoiled: steps from which on checkpoints do not count, and until when they were saved.
         """
         if self._is_looking():
             return None
@@ -183,7 +183,8 @@ class Candidates:
         other = ""
         for saved in self._finished():
             step = saved.step or 0
-            if before is not None and step >= before:
+            if any(step >= first and saved.changed <= until for first, until in spoiled):
+                passed.append(f"{saved.path.name}: the training went wrong before it")
                 continue
             health = self._health(saved)
             if health is None:
@@ -283,7 +284,8 @@ def claim(folder: Path, root: Path) -> str:
         if _files.create(place, text):
             return ""
         other = json.loads(_files.read(place))["guard"]
-        if (Path(other) / "guard.json").exists() and not (Path(other) / "over.json").exists():
+        there = other != str(root) and (Path(other) / "guard.json").exists()
+        if there and not (Path(other) / "over.json").exists():
             return str(other)
         _files.write(place, text)
     return ""

@@ -54,7 +54,8 @@ class Living:
                 said = {"words": f"attempt {number} is slow: {problem.why}", "what": "slow"}
                 self._hands.notify(f"{number}-slow", self._hands.message(said))
             else:
-                self._cancel(number, problem.what, problem.why)
+                onset = vitals.onset if problem.what is What.NOT_FINITE else None
+                self._cancel(number, problem.what, problem.why, onset=onset)
                 return True
         self._hands.checkpoints.go_on()
         return False
@@ -94,10 +95,12 @@ class Living:
         self._hands.create(number, "begun", begun)
         self._hands.say(f"job {shown.job_id} runs on {shown.nodes}")
 
-    def _cancel(self, number: int, what: What, words: str) -> None:
+    def _cancel(self, number: int, what: What, words: str, *, onset: int | None = None) -> None:
         """Note that an attempt is to end. Its cause is looked for while its logs say no more."""
         cause = why.cause_of_attempt(self._hands, number, None) if what is What.HUNG else None
-        cancelled = Cancelled(what=what, time=self._hands.clock.now(), why=words, cause=cause)
+        cancelled = Cancelled(
+            what=what, time=self._hands.clock.now(), why=words, cause=cause, onset=onset
+        )
         self._hands.check_epoch()
         self._hands.create(number, "cancel", cancelled)
         self._hands.say(f"attempt {number}: {what}{': ' * bool(words)}{words}")

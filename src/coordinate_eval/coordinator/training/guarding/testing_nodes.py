@@ -10,7 +10,7 @@ from typing import Any
 
 from coordinate_eval.clusters.protocol import ENDS_WITH_PARENT
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.training.guarding.attempts import Tested
+from coordinate_eval.coordinator.training.guarding.attempts import NodesTested
 
 MOST_SECONDS = 1800.0
 """Time of a test. Nodes that others have taken meanwhile are not tested."""
@@ -29,7 +29,7 @@ class NodeTest:
         self._child: subprocess.Popen[str] | None = None
         self._end = 0.0
 
-    def result(self, nodes: Sequence[str], partition: str) -> Tested | None:
+    def result(self, nodes: Sequence[str], partition: str) -> NodesTested | None:
         """Return what a test of these nodes says; None while it goes on. Begin one if needed."""
         if self._child is None:
             argv = [*jobs.program(self._python), "_test_nodes", str(self._root)]
@@ -59,18 +59,22 @@ class NodeTest:
             self._child = None
 
 
-def read(said: str, words: str) -> Tested:
+def read(said: str, words: str) -> NodesTested:
     """Return what a test said, by the document of `doctor --nodes --json`, or its last words."""
     try:
         found: dict[str, Any] = json.loads(said)
         verdicts = {each["node"]: each for each in found["nodes"]}
     except (ValueError, KeyError, TypeError):
         last = next((line for line in reversed(words.splitlines()) if line.strip()), "no answer")
-        return Tested(words=f"the nodes were not tested: {last.removeprefix('coordinate-eval: ')}")
+        return NodesTested(
+            words=f"the nodes were not tested: {last.removeprefix('coordinate-eval: ')}"
+        )
     bad = tuple(name for name, each in verdicts.items() if each["verdict"] == "bad")
     counts: dict[str, int] = {}
     for each in verdicts.values():
         counts[each["verdict"]] = counts.get(each["verdict"], 0) + 1
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     named = "".join(f"; {name}: {verdicts[name]['why']}" for name in bad)
-    return Tested(bad=bad, words=f"tested in pairs: {told}{named}", drain=found.get("drain", ""))
+    return NodesTested(
+        bad=bad, words=f"tested in pairs: {told}{named}", drain=found.get("drain", "")
+    )

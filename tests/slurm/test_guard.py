@@ -1,0 +1,115 @@
+"""A training under the guard on a real controller: each fault is met, and the weights are right."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from tests.dev_cluster import DevCluster
+from tests.runs import Workspace, until
+from tests.slurm.runs import queue
+
+TRAINING = Path(__file__).parents[1] / "fixtures" / "guarded.py"
+LAST = 60
+
+
+class Training:
+    """A training of a user, with its script, its faults by attempt, and its guard."""
+
+    def __init__(self, folder: Path, faults: dict[int, dict[str, Any]], **policy: Any) -> None:
+        self.user = Workspace(folder)
+        self.saves = folder / "ckpts"
+        self.script, self.policy = folder / "train.sbatch", folder / "guard.toml"
+        (folder / "faults.json").write_text(json.dumps(faults))
+        call = f"{sys.executable} {TRAINING} {self.saves} {LAST} {folder / 'faults.json'}"
+        options = ("--time=10", "--mem=100", f"--output={folder}/train-%j.log")
+        lines = [*(f"#SBATCH {option}" for option in options), f"exec {call}"]
+        self.script.write_text("\n".join(["#!/bin/bash", *lines, ""]))
+        values = {"last_step": LAST, "pause_seconds": 0, "test_nodes": False, **policy}
+        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+        self.policy.write_text(text)
+        self.args = ("guard", self.script, "--checkpoints", self.saves, "--policy", self.policy)
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(
+            self.user.call("guard", "status", "--json", status=None).stdout
+        )
+        return found
+
+    def ends(self) -> list[str]:
+        return [each["what"] for each in self.status()["attempts"]]
+
+    def check_weights(self) -> None:
+        """Compare with the weights of a training that nothing has disturbed."""
+        w = np.ones(4, dtype=np.float32)
+        for _ in range(LAST):
+            w = w * np.float32(1.01)
+        found = load_file(self.saves / f"step-{LAST}" / "model.safetensors")["w"]
+        assert found.tolist() == w.tolist()
+
+
+def test_a_training_comes_to_its_end_through_every_kind_of_fault(
+    slurm_cluster: DevCluster, tmp_path: Path
+) -> None:
+    faults = {
+        1: {"kind": "hardware", "at": 15},
+        2: {"kind": "hang", "at": 25},
+        3: {"kind": "nan", "at": 35},
+        4: {"kind": "exit", "at": 45},
+    }
+    training = Training(tmp_path, faults, silent_seconds=5)
+    training.user.call(*training.args)
+    until(lambda: training.status()["state"] == "complete", "the end of the training")
+    assert training.ends() == [
+        "failed",
+        "hung",
+        "loss not finite",
+        "ended before its last step",
+        "finished",
+    ]
+    training.check_weights()
+    assert training.status()["attempts"][0]["cause"]["reason"] == "ECC Error"
+    until(lambda: not queue(), "an empty cluster")
+
+
+def test_a_guard_that_is_killed_goes_on_and_a_second_one_is_refused(
+    slurm_cluster: DevCluster, tmp_path: Path
+) -> None:
+    training = Training(tmp_path, {1: {"kind": "hang", "at": 15}}, silent_seconds=20)
+    first = training.user.start(*training.args, "--wait")
+    until(lambda: training.saves.exists() and any(training.saves.iterdir()), "a checkpoint")
+    refused = training.user.call(*training.args, status=2)
+    assert "guarded already, by process" in refused.stderr
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    training.user.call(*training.args, "--wait")
+    assert training.ends() == ["hung", "finished"]
+    training.check_weights()
+
+
+def test_an_error_of_the_script_stops_at_once_and_what_was_corrected_goes_on(
+    slurm_cluster: DevCluster, tmp_path: Path
+) -> None:
+    training = Training(tmp_path, {1: {"kind": "script", "at": 25}})
+    stopped = training.user.call(*training.args, "--wait", status=1)
+    assert "unrecognized arguments: --lr" in stopped.stderr
+    assert training.status()["state"] == "stopped"
+    training.user.call(*training.args, "--wait")
+    assert training.ends() == ["failed", "finished"]
+    training.check_weights()
+
+
+def test_a_wish_to_stop_ends_the_training_and_its_guard(
+    slurm_cluster: DevCluster, tmp_path: Path
+) -> None:
+    training = Training(tmp_path, {1: {"kind": "hang", "at": 15}})
+    training.user.call(*training.args)
+    until(lambda: training.saves.exists() and any(training.saves.iterdir()), "a checkpoint")
+    training.user.call("guard", "stop")
+    until(lambda: not queue(), "an empty cluster")
+    assert training.status()["state"] == "stopped"

@@ -1,0 +1,150 @@
+"""The checkpoint that a training begins from: the newest that is whole, finite and its own."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from coordinate_eval.coordinator.training.guarding.healthy import (
+    Candidates,
+    Choice,
+    Health,
+    examine,
+)
+
+
+def save(folder: Path, step: int, shape: int = 4, value: float = 1.0) -> Path:
+    path = folder / f"step-{step}"
+    path.mkdir(parents=True)
+    save_file({"w": np.full(shape, value, dtype=np.float32)}, path / "model.safetensors")
+    return path
+
+
+def at_once(argv: Sequence[str]) -> "subprocess.Popen[str]":
+    """Look in this process, and hand the answer to one that only prints it."""
+    said = examine(Path(argv[-1])).line()
+    return subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdout.write(sys.argv[1])", said],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def candidates(folder: Path, kept: Path) -> Candidates:
+    kept.mkdir(exist_ok=True)
+    return Candidates(folder, None, kept, sys.executable, at_once)
+
+
+def chosen(found: Candidates, spoiled: Sequence[tuple[int, float]] = ()) -> Choice:
+    while (choice := found.choose(spoiled)) is None:
+        time.sleep(0.001)  # the child process is about to end
+    return choice
+
+
+def test_a_whole_checkpoint_is_healthy_and_says_its_model(tmp_path: Path) -> None:
+    found, same = examine(save(tmp_path, 1)), examine(save(tmp_path, 2, value=2.0))
+    assert found.why == found.note == ""
+    assert found.model == same.model
+    assert found.model != examine(save(tmp_path, 3, shape=5)).model
+
+
+def test_numbers_that_are_not_finite_are_found(tmp_path: Path) -> None:
+    assert "not finite" in examine(save(tmp_path, 1, value=float("nan"))).why
+
+
+def test_a_torn_file_and_an_empty_folder_are_no_checkpoints(tmp_path: Path) -> None:
+    file = save(tmp_path, 1) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-3])
+    assert examine(file.parent).why
+    (tmp_path / "step-2").mkdir()
+    assert examine(tmp_path / "step-2").why
+
+
+def test_a_format_that_nobody_reads_is_taken_as_it_is_with_a_note(tmp_path: Path) -> None:
+    (tmp_path / "state.own").write_bytes(b"x")
+    found = examine(tmp_path)
+    assert not found.why
+    assert "not read" in found.note
+
+
+def test_another_config_is_another_training_unless_it_only_names_versions(tmp_path: Path) -> None:
+    first, second, third = (save(tmp_path, step) for step in (1, 2, 3))
+    for path, rope, version in ((first, 1, "4"), (second, 1, "5"), (third, 2, "5")):
+        config = {"rope_theta": rope, "transformers_version": version}
+        (path / "config.json").write_text(json.dumps(config))
+    assert examine(first).model == examine(second).model != examine(third).model
+
+
+def test_the_newest_healthy_checkpoint_is_chosen_and_the_others_are_told(tmp_path: Path) -> None:
+    saves = tmp_path / "saves"
+    good = save(saves, 10)
+    save(saves, 20, value=float("inf"))
+    torn = save(saves, 30) / "model.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-3])
+    choice = chosen(candidates(saves, tmp_path / "kept"))
+    assert (choice.path, choice.step) == (str(good), 10)
+    assert [words.partition(":")[0] for words in choice.passed_over] == ["step-30", "step-20"]
+
+
+def test_what_was_saved_after_the_training_went_wrong_is_passed_over_until_it_is_saved_again(
+    tmp_path: Path,
+) -> None:
+    saves = tmp_path / "saves"
+    good, bad = save(saves, 10), save(saves, 20)
+    found = candidates(saves, tmp_path / "kept")
+    assert chosen(found).path == str(bad)
+    assert chosen(found, [(15, time.time() + 60)]).path == str(good)
+    assert chosen(found, [(15, time.time() - 60)]).path == str(bad)
+
+
+def test_checkpoints_of_another_training_are_refused(tmp_path: Path) -> None:
+    saves = tmp_path / "saves"
+    own = save(saves, 10)
+    found = candidates(saves, tmp_path / "kept")
+    assert chosen(found).path == str(own)
+    save(saves, 20, shape=9)
+    assert chosen(found).path == str(own)
+    (own / "model.safetensors").unlink()
+    own.rmdir()
+    choice = chosen(found)
+    assert not choice.path
+    assert "is of another training" in choice.refused
+
+
+def test_each_checkpoint_is_looked_at_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
+    saves = tmp_path / "saves"
+    path = save(saves, 10)
+    looked: list[str] = []
+
+    def look(argv: Sequence[str]) -> "subprocess.Popen[str]":
+        looked.append(argv[-1])
+        return at_once(argv)
+
+    (tmp_path / "kept").mkdir()
+    for _ in range(2):
+        chosen(Candidates(saves, None, tmp_path / "kept", sys.executable, look))
+    assert looked == [str(path)]
+    save_file({"w": np.zeros(4, dtype=np.float32)}, path / "model.safetensors")
+    chosen(Candidates(saves, None, tmp_path / "kept", sys.executable, look))
+    assert len(looked) == 2
+
+
+def test_a_look_that_dies_leaves_the_checkpoint_with_a_note(tmp_path: Path) -> None:
+    saves = tmp_path / "saves"
+    path = save(saves, 10)
+
+    def dies(argv: Sequence[str]) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-c", "exit(9)"], stdout=subprocess.PIPE, text=True
+        )
+
+    (tmp_path / "kept").mkdir()
+    found = Candidates(saves, None, tmp_path / "kept", sys.executable, dies)
+    assert chosen(found).path == str(path)
+    (kept,) = (tmp_path / "kept").iterdir()
+    assert "ended with 9" in Health.model_validate_json(kept.read_text()).note

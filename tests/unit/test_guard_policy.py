@@ -1,0 +1,113 @@
+"""Policies of guards, and the batch scripts that they submit: what is refused, in which words."""
+
+from pathlib import Path
+
+import pytest
+
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.training.guarding.guard_job import name_of, prepare
+from coordinate_eval.coordinator.training.guarding.healthy import claim
+from coordinate_eval.coordinator.training.guarding.policy import Policy, read_policy
+from coordinate_eval.errors import UserError
+from coordinate_eval.slurm.batch import kept_environment, read_script
+
+
+def policy(folder: Path, text: str) -> Path:
+    path = folder / "guard.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("retry = 3", "retry is no key; there are last_step"),
+        ("retries = -1", "retries: "),
+        ("last_step = 0", "last_step: "),
+        ("nodes = [3, 4]", "numbers of nodes that fall"),
+        ("arguments = '--load {chekpoint}'", "{chekpoint}, which stands for nothing"),
+        ("arguments = '--load \"x'", "cannot be read"),
+        ("webhook = 'ftp://x'", "webhook: "),
+        ("pattern = '../x'", "give names below the folder"),
+        ("slow = 'maybe'", "slow: "),
+        ("x = ", "is not TOML"),
+    ],
+)
+def test_a_policy_that_cannot_be_met_is_refused_by_its_key(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    with pytest.raises(UserError, match=r"guard\.toml") as refused:
+        read_policy(policy(tmp_path, text))
+    assert words in str(refused.value)
+
+
+def test_arguments_without_a_value_are_left_out_with_their_option() -> None:
+    template = Policy(arguments="--config a --load {checkpoint} --skip={skip} --try {attempt}")
+    assert template.words("", "", "1") == ["--config", "a", "--try", "1"]
+    expected = ["--config", "a", "--load", "/c/step 1", "--skip=3-4", "--try", "2"]
+    assert template.words("/c/step 1", "3-4", "2") == expected
+
+
+def script(folder: Path, *options: str, first: str = "#!/bin/bash") -> Path:
+    path = folder / "train.sbatch"
+    lines = [first, *(f"#SBATCH {option}" for option in options), "srun x", "#SBATCH --array=1-3"]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_the_options_of_a_script_that_a_submission_has_to_keep_are_read(tmp_path: Path) -> None:
+    found = read_script(
+        script(tmp_path, "-x n1,n2", '--comment="of team x"', "--export=NONE  # none", "-N 4")
+    )
+    assert (found.exclude, found.comment, found.export) == ("n1,n2", "of team x", "NONE")
+
+
+@pytest.mark.parametrize("option", ["--array=0-3", "-a 0-3", "hetjob"])
+def test_a_script_of_several_jobs_is_refused(tmp_path: Path, option: str) -> None:
+    with pytest.raises(UserError, match="would be several jobs"):
+        read_script(script(tmp_path, option))
+
+
+def test_what_is_no_script_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not begin with #!"):
+        read_script(script(tmp_path, first="import torch"))
+    with pytest.raises(UserError, match="does not exist"):
+        read_script(tmp_path / "nothing")
+
+
+def test_the_callers_own_job_is_no_part_of_the_environment() -> None:
+    environ = {"SLURM_JOB_ID": "1", "SLURM_CONF": "/c", "SBATCH_ACCOUNT": "a", "DATA": "d"}
+    kept = kept_environment(environ)
+    assert kept == {"SLURM_CONF": "/c", "SBATCH_ACCOUNT": "a", "DATA": "d"}
+
+
+def test_a_training_that_is_complete_already_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train, saves = script(tmp_path), tmp_path / "ckpts"
+    (saves / "step-200").mkdir(parents=True)
+
+    def prepared(given: Policy) -> None:
+        prepare(train, saves, given, Settings(), rollback=False, python="python")
+
+    prepared(Policy(last_step=201))
+    with pytest.raises(UserError, match="last_step 100 is not after step 200"):
+        prepared(Policy(last_step=100))
+    (tmp_path / "done").touch()
+    with pytest.raises(UserError, match="is complete"):
+        prepared(Policy(done_file="done"))
+    with pytest.raises(UserError, match="is a file"):
+        prepare(train, train, Policy(), Settings(), rollback=False, python="python")
+
+
+def test_a_folder_has_one_guard_whatever_its_runs_dir_is(tmp_path: Path) -> None:
+    saves, first, second = tmp_path / "ckpts", tmp_path / "a", tmp_path / "b"
+    for folder in (saves, first, second):
+        folder.mkdir()
+    (first / "guard.json").touch()
+    assert claim(saves, first) == claim(saves, first) == ""
+    assert claim(saves, second) == str(first)
+    (first / "over.json").touch()
+    assert claim(saves, second) == ""
+    assert name_of(Path("/x/ckpts")) != name_of(Path("/y/ckpts"))
