@@ -12,6 +12,7 @@ from tests.random_examples import LONG
 
 from coordinate_eval.clusters.protocol import End, State
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.training.advice import Save
 from coordinate_eval.coordinator.training.guarding.attempts import (
     Cancelled,
     GuardDir,
@@ -26,6 +27,7 @@ from coordinate_eval.coordinator.training.guarding.healthy import Choice
 from coordinate_eval.coordinator.training.guarding.loop import Guard
 from coordinate_eval.coordinator.training.guarding.policy import Policy
 from coordinate_eval.coordinator.training.guarding.vitals import Vitals
+from coordinate_eval.coordinator.training.spikes import Spike
 from coordinate_eval.errors import ClusterSilent
 from coordinate_eval.records import Record
 from coordinate_eval.slurm.batch import BatchJob, Described
@@ -154,6 +156,15 @@ class World:
 
     def go_on(self) -> None: ...
 
+    def saves(self, spoiled: Sequence[tuple[int, float]] = ()) -> list[Save]:
+        return [Save(step, Path(f"step-{step}")) for step in self.saved]
+
+    def why_unfit(self, path: Path) -> str:
+        return ""
+
+    def spike(self) -> Spike | None:
+        return None
+
     def choose(self, spoiled: Sequence[tuple[int, float]] = ()) -> Choice | None:
         step = max(self.saved, default=0)
         return Choice(path=str(step) if step else "", step=step)
@@ -182,19 +193,25 @@ class Tried(Hands):
         return made
 
 
-def guard_of(world: World, root: Path, clock: SetClock, **policy: Any) -> Guard:
+def guard_of(
+    world: World,
+    root: Path,
+    clock: SetClock,
+    told: Callable[[str], None] | None = None,
+    **more: Any,
+) -> Guard:
     root.mkdir(exist_ok=True)
     guard_dir = GuardDir(root)
     settings = Settings(cache_dir=str(root / "cache"))
     guarded = Guarded(
         name="t", nonce="0", created=0, script="/t.sbatch", folder="/", checkpoints="/c",
-        policy=Policy(last_step=LAST, **policy), settings=settings, python="python",
+        policy=Policy(last_step=LAST), settings=settings, python="python", **more,
     )  # fmt: skip
     guard_dir.guarded.write_text(guarded.model_dump_json())
     (root / "told").mkdir(exist_ok=True)
     hands = Tried(
         guard_dir, guarded, world, world, world, world, {},
-        lambda key, message: None, lambda words: None, clock,
+        lambda key, message: told(key) if told else None, lambda words: None, clock,
     )  # fmt: skip
     return Guard(hands)
 
@@ -323,3 +340,67 @@ def test_a_training_that_finishes_while_it_is_being_ended_is_complete(tmp_path: 
         guard.step()
     found = over(tmp_path / "guard")
     assert found is not None and found.complete
+
+
+class Diverging(World):
+    """A training whose loss goes wrong for good in its first attempt."""
+
+    def spike(self) -> Spike | None:
+        if GuardDir(self.root).latest() > 1 or max(self.saved, default=0) < 9:
+            return None
+        return Spike(onset=8, before=7, last=9, level=1.0, peak=3.0, noise=0.1, decided=9)
+
+    def choose(self, spoiled: Sequence[tuple[int, float]] = ()) -> Choice | None:
+        step = max((s for s in self.saved if all(s < first for first, _ in spoiled)), default=0)
+        return Choice(path=str(step) if step else "", step=step)
+
+    root: Path
+
+
+@pytest.mark.parametrize("rollback", [True, False])
+def test_a_training_goes_back_where_that_is_advised_and_obeyed(
+    tmp_path: Path, rollback: bool
+) -> None:
+    world, clock, told = Diverging(), SetClock(), list[str]()
+    world.root = tmp_path / "guard"
+    guard = guard_of(world, world.root, clock, told.append, rollback=rollback)
+    while over(world.root) is None:
+        guard.step()
+        clock.sleep(5)
+    second = GuardDir(world.root).attempt(2)
+    assert ("advice-8" in told) is not rollback
+    if rollback:
+        assert second is not None
+        assert (second.step, second.skipped) == (6, "8-9")
+    else:
+        assert second is None
+
+
+def test_a_training_that_ends_well_with_losses_that_are_no_numbers_is_not_complete(
+    tmp_path: Path,
+) -> None:
+    class Broken(World):
+        def look(self, number: int, now: float) -> Vitals:
+            found = super().look(number, now)
+            if number > 1:
+                return found
+            return found.model_copy(update={"not_finite": 3, "onset": 7, "loss": float("nan")})
+
+        def choose(self, spoiled: Sequence[tuple[int, float]] = ()) -> Choice | None:
+            step = max((s for s in self.saved if all(s < f for f, _ in spoiled)), default=0)
+            return Choice(path=str(step) if step else "", step=step)
+
+    world, clock = Broken(), SetClock()
+    guard = guard_of(world, tmp_path / "guard", clock)
+    while not world.jobs_by_id:
+        guard.step()
+    guard.step()
+    for _ in range(LAST + 2):  # it runs to its end before the next look
+        world.tick()
+    while over(tmp_path / "guard") is None:
+        guard.step()
+        clock.sleep(100)
+    first, second = GuardDir(tmp_path / "guard").history()
+    assert (first.what, second.what) == (What.NOT_FINITE, What.FINISHED)
+    again = GuardDir(tmp_path / "guard").attempt(2)
+    assert again is not None and again.step == 6

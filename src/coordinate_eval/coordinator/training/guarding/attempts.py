@@ -100,10 +100,8 @@ class Cancelled(Record):
     time: float
     why: str
     cause: Cause | None = None
-    onset: int | None = Field(default=None, description="the first step that went wrong")
+    onset: int | None = Field(default=None, description="step from which on saves do not count")
     skip: tuple[Steps, ...] = Field(default=(), description="steps that are skipped from now on")
-    checkpoint: str = Field(default="", description="to go back to, as it is advised")
-    step: int = Field(default=0, description="of that checkpoint")
     advice: str = Field(default="", description="the cause for which it goes back")
 
 
@@ -202,6 +200,11 @@ class GuardDir:
     def points(self) -> Path:
         """Return the path of all that the training has reported, a line for each step."""
         return self.root / "points.jsonl"
+
+    @property
+    def spikes(self) -> Path:
+        """Return the path of what is known of the losses."""
+        return self.root / "spikes.json"
 
     @property
     def checks(self) -> Path:

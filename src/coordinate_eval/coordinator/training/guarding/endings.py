@@ -11,6 +11,7 @@ from coordinate_eval.coordinator.training.guarding import why
 from coordinate_eval.coordinator.training.guarding.attempts import (
     Attempt,
     Begun,
+    Cancelled,
     Ended,
     JobOf,
     NodesTested,
@@ -20,6 +21,7 @@ from coordinate_eval.coordinator.training.guarding.beginnings import Beginnings
 from coordinate_eval.coordinator.training.guarding.decide import Decision, Follows, decide
 from coordinate_eval.coordinator.training.guarding.hands import Hands
 from coordinate_eval.coordinator.training.guarding.healthy import Choice
+from coordinate_eval.coordinator.training.guarding.vitals import wrong
 from coordinate_eval.slurm.batch import BatchJob
 
 
@@ -51,13 +53,23 @@ class Endings:
             )
             self._hands.create(number, "begun", begun)
         vitals = self._hands.watch.look(number, self._hands.clock.now())
+        problem = wrong(vitals, self._hands.policy)
+        if cancelled is None and problem is not None and problem.what is What.NOT_FINITE:
+            # It ended by itself, perhaps at its last step, and what it saved is of no use.
+            cancelled = Cancelled(
+                what=What.NOT_FINITE,
+                time=self._hands.clock.now(),
+                why=problem.why,
+                onset=vitals.onset,
+            )
+            self._hands.create(number, "cancel", cancelled)
         # The file server's clock tells what was saved since, whatever other clocks say.
         saved = self._hands.checkpoints.newest_step(
             _files.modified(self._hands.dir.of_attempt(number, "job"))
         )
         reached = max((s for s in (vitals.last_step, saved) if s is not None), default=None)
         before = self._furthest()
-        what = why.what_of(end, cancelled, finished=self._is_finished(reached))
+        what = why.what_of(end, cancelled, finished=self._is_finished(reached, cancelled))
         cause = cancelled.cause if cancelled is not None else None
         if what in (What.FAILED, What.OUT_OF_MEMORY, What.NODE_FAILED, What.LOST):
             cause = why.cause_of_attempt(self._hands, number, described)
@@ -87,8 +99,10 @@ class Endings:
             furthest = max(furthest, each.last_step or 0)
         return furthest
 
-    def _is_finished(self, reached: int | None) -> bool:
+    def _is_finished(self, reached: int | None, cancelled: Cancelled | None) -> bool:
         policy = self._hands.policy
+        if cancelled is not None and cancelled.what is What.NOT_FINITE:
+            return False
         if policy.done_file and Path(self._hands.guarded.folder, policy.done_file).exists():
             return True
         if policy.last_step is not None:
@@ -108,8 +122,6 @@ class Endings:
         choice = self._hands.checkpoints.choose(self._hands.dir.spoiled())
         if choice is None:
             return False
-        if cancelled is not None and cancelled.checkpoint:
-            choice = Choice(path=cancelled.checkpoint, step=cancelled.step)
         if not choice.path and (choice.refused or attempt.checkpoint):
             words = choice.refused or "; ".join(choice.passed_over) or "there is none any more"
             return self._hands.finish(

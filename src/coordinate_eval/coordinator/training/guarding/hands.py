@@ -8,6 +8,7 @@ from typing import Protocol
 from coordinate_eval import _files
 from coordinate_eval._clock import Clock
 from coordinate_eval.coordinator.run.supervision import latest_epoch, take_over
+from coordinate_eval.coordinator.training.advice import Save
 from coordinate_eval.coordinator.training.guarding.attempts import (
     GuardDir,
     Guarded,
@@ -18,6 +19,7 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
 from coordinate_eval.coordinator.training.guarding.healthy import Choice
 from coordinate_eval.coordinator.training.guarding.policy import Policy
 from coordinate_eval.coordinator.training.guarding.vitals import Vitals
+from coordinate_eval.coordinator.training.spikes import Spike
 from coordinate_eval.records import Record
 from coordinate_eval.slurm.batch import BatchJob, Described
 
@@ -80,6 +82,14 @@ class Checkpoints(Protocol):
         """Look at the newest one."""
         ...
 
+    def saves(self, spoiled: Sequence[tuple[int, float]] = ()) -> list[Save]:
+        """Return those to which a training may go back."""
+        ...
+
+    def why_unfit(self, path: Path) -> str:
+        """Return why one is not begun from, as far as it is known."""
+        ...
+
     def choose(self, spoiled: Sequence[tuple[int, float]] = ()) -> Choice | None:
         """Return the newest healthy one; None while a look goes on."""
         ...
@@ -98,6 +108,10 @@ class Watch(Protocol):
 
     def look(self, number: int, now: float) -> Vitals:
         """Read what an attempt has written since."""
+        ...
+
+    def spike(self) -> Spike | None:
+        """Return how the loss is going wrong, if it is."""
         ...
 
 

@@ -31,6 +31,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.saved import (
     look,
 )
 from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.training.advice import Save
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Record
 
@@ -169,6 +170,20 @@ class Candidates:
         if newest is not None and self._health(newest) is None:
             self._begin(newest)
 
+    def saves(self, spoiled: Sequence[tuple[int, float]] = ()) -> list[Save]:
+        """Return the checkpoints to which a training may go back."""
+        return [
+            Save(each.step or 0, each.path)
+            for each in self._finished()
+            if not _is_spoiled(each, spoiled)
+        ]
+
+    def why_unfit(self, path: Path) -> str:
+        """Return why a checkpoint is not begun from; empty where no look has found a reason."""
+        found = next((each for each in self._finished() if each.path == path), None)
+        health = self._health(found) if found is not None else None
+        return health.why if health is not None else ""
+
     def choose(self, spoiled: Sequence[tuple[int, float]] = ()) -> Choice | None:
         """Return the newest healthy checkpoint; None while a look at one goes on.
 
@@ -183,7 +198,7 @@ class Candidates:
         other = ""
         for saved in self._finished():
             step = saved.step or 0
-            if any(step >= first and saved.changed <= until for first, until in spoiled):
+            if _is_spoiled(saved, spoiled):
                 passed.append(f"{saved.path.name}: the training went wrong before it")
                 continue
             health = self._health(saved)
@@ -254,6 +269,11 @@ class Candidates:
         update = {"state": _state(saved), "step": saved.step}
         _files.write_record(self._path(saved), found.model_copy(update=update))
         return False
+
+
+def _is_spoiled(saved: Saved, spoiled: Sequence[tuple[int, float]]) -> bool:
+    step = saved.step or 0
+    return any(step >= first and saved.changed <= until for first, until in spoiled)
 
 
 def _state(saved: Saved) -> str:

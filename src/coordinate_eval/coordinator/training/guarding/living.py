@@ -2,12 +2,15 @@
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import State
+from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
+from coordinate_eval.coordinator.training.advice import advise
 from coordinate_eval.coordinator.training.guarding import why
 from coordinate_eval.coordinator.training.guarding.attempts import (
     Attempt,
     Begun,
     Cancelled,
     Logs,
+    Steps,
     What,
 )
 from coordinate_eval.coordinator.training.guarding.beginnings import has_smaller
@@ -49,6 +52,8 @@ class Living:
         if shown.suspended:
             return False
         vitals = self._hands.watch.look(number, self._hands.clock.now())
+        if vitals.last_step is not None and self._goes_back(number):
+            return True
         if (problem := wrong(vitals, self._hands.policy)) is not None:
             if problem.what is What.SLOW and self._hands.policy.slow == "tell":
                 said = {"words": f"attempt {number} is slow: {problem.why}", "what": "slow"}
@@ -95,11 +100,59 @@ class Living:
         self._hands.create(number, "begun", begun)
         self._hands.say(f"job {shown.job_id} runs on {shown.nodes}")
 
-    def _cancel(self, number: int, what: What, words: str, *, onset: int | None = None) -> None:
+    def _goes_back(self, number: int) -> bool:
+        """Ask for advice where the loss went wrong for good. Return whether it is followed."""
+        spike = self._hands.watch.spike()
+        if spike is None or spike.decided is None:
+            return False
+        folder, checkpoints = self._hands.dir, self._hands.checkpoints
+        before = (folder.cancelled(each) for each in range(1, number))
+        advice = advise(
+            spike,
+            checkpoints.saves(folder.spoiled()),
+            already={each.advice for each in before if each is not None and each.advice},
+            most_back=self._hands.policy.most_steps_back,
+            unfit=checkpoints.why_unfit,
+        )
+        words = "; ".join(advice.evidence)
+        if not self._hands.guarded.rollback or advice.checkpoint is None:
+            back = f"go back to {advice.checkpoint}" if advice.checkpoint else "a person decides"
+            skip = f", skip the data of steps {'-'.join(map(str, advice.skip or ()))}"
+            skip = skip if advice.skip is not None else ""
+            said = {"words": f"advice: {back}{skip}: {words}", "what": "advice"}
+            self._hands.notify(f"advice-{advice.onset}", self._hands.message(said))
+            self._hands.say(said["words"])
+            return False
+        self._cancel(
+            number,
+            What.ROLLED_BACK,
+            words,
+            onset=(step_of(str(advice.checkpoint)) or 0) + 1,
+            skip=(advice.skip,) if advice.skip is not None else (),
+            advice=advice.cause,
+        )
+        return True
+
+    def _cancel(
+        self,
+        number: int,
+        what: What,
+        words: str,
+        *,
+        onset: int | None = None,
+        skip: tuple[Steps, ...] = (),
+        advice: str = "",
+    ) -> None:
         """Note that an attempt is to end. Its cause is looked for while its logs say no more."""
         cause = why.cause_of_attempt(self._hands, number, None) if what is What.HUNG else None
         cancelled = Cancelled(
-            what=what, time=self._hands.clock.now(), why=words, cause=cause, onset=onset
+            what=what,
+            time=self._hands.clock.now(),
+            why=words,
+            cause=cause,
+            onset=onset,
+            skip=skip,
+            advice=advice,
         )
         self._hands.check_epoch()
         self._hands.create(number, "cancel", cancelled)

@@ -11,6 +11,7 @@ from coordinate_eval.coordinator.training.guarding.vitals import Vitals, files_o
 from coordinate_eval.coordinator.training.patterns import read_patterns
 from coordinate_eval.coordinator.training.points import Point
 from coordinate_eval.coordinator.training.progress import FilePosition, Position
+from coordinate_eval.coordinator.training.spikes import Detector, Spike, State
 
 MOST_BYTES = 16 << 20
 """Read of one log at a look. A log that grows faster is read at its end."""
@@ -57,10 +58,21 @@ class Watching:
                 self._tell(note)
         vitals = look(before, found.points, size_of(files), now)
         self._keep(number, found.points)
+        if found.points:
+            detector = self._detector()
+            detector.take(found.points)
+            _files.write_record(self._dir.spikes, detector.state())
         _files.write_record(self._dir.of_attempt(number, "vitals"), vitals)
         if found.position != position:
             _files.write_record(path, found.position)
         return vitals
+
+    def spike(self) -> Spike | None:
+        """Return how the loss is going wrong, if it is."""
+        return self._detector().open
+
+    def _detector(self) -> Detector:
+        return Detector(_files.read_record_if_there(self._dir.spikes, State))
 
     def _keep(self, number: int, points: Sequence[Point]) -> None:
         """Append points to `points.jsonl`. A guard that is killed may append some twice."""
