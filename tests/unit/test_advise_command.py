@@ -59,3 +59,12 @@ def test_without_a_checkpoint_before_it_a_person_decides(tmp_path: Path) -> None
     told = call(tmp_path, "advise", str(folder), "--log", str(tmp_path / "log"), "--json")
 
     assert told.exit_code == 1 and json.loads(told.stdout)["go"] == "ask"
+
+
+def test_a_rise_that_is_not_decided_yet_is_told(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(reports(600) + "step 601 loss nan\n")
+
+    told = call(tmp_path, "advise", str(tmp_path), "--log", str(tmp_path / "log"))
+
+    assert told.exit_code == 0
+    assert "look again" in told.stdout and "not clear yet" in told.stdout

@@ -159,10 +159,11 @@ def _right_save(
 def _why_on(spike: Spike | None) -> tuple[str, ...]:
     if spike is None:
         return ()
-    return (
-        f"the loss is {spike.peak:.4g} at most since step {spike.onset:,}, and was "
-        f"{spike.level:.4g}: it is not clear yet whether it comes back",
-    )
+    if spike.kind == "not a number":
+        said = f"the loss is not a finite number at step {spike.last:,}"
+    else:
+        said = f"the loss is {spike.peak:.4g} at most since step {spike.onset:,}"
+    return (f"{said}, and was {spike.level:.4g}: it is not clear yet whether it comes back",)
 
 
 def _told(spike: Spike) -> list[str]:

@@ -403,10 +403,13 @@ def all_points(
     points: list[Point] = []
     notes: list[str] = []
     for each in attempts:
-        found = look([each], None, patterns, most_bytes=_ALL)
-        while found.points:
+        position: Position | None = None
+        whole = False
+        while not whole:
+            began = time.monotonic()
+            found = look([each], position, patterns, most_bytes=_ALL)
+            position = found.position
             points += found.points
             notes += found.notes
-            found = look([each], found.position, patterns, most_bytes=_ALL)
-        notes += found.notes
+            whole = time.monotonic() - began < _MOST_SECONDS  # else it was cut off
     return points, list(dict.fromkeys(notes))

@@ -105,7 +105,10 @@ def _saves(experiment: Path, scores: dict[int, Literal["healthy", "fallen"]]) ->
 
 def _decision(found: Advice, last: int) -> str:
     if found.onset is None:
-        return f"go on: nothing is wrong up to step {last:,}"
+        said = (
+            "look again soon; the last report is of" if found.evidence else "nothing is wrong up to"
+        )
+        return f"go on: {said} step {last:,}"
     if found.checkpoint is None:
         return f"stop: it went wrong at step {found.onset:,}, and a person has to decide"
     skip = (
