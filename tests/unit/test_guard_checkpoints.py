@@ -1,6 +1,7 @@
 """The checkpoint that a training begins from: the newest that is whole, finite and its own."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -63,6 +64,27 @@ def test_a_torn_file_and_an_empty_folder_are_no_checkpoints(tmp_path: Path) -> N
     assert examine(file.parent).why
     (tmp_path / "step-2").mkdir()
     assert examine(tmp_path / "step-2").why
+
+
+def test_a_checkpoint_of_ranks_that_was_cut_short_is_torn(tmp_path: Path) -> None:
+    import torch
+    from torch.distributed.checkpoint.state_dict_saver import save as save_ranks
+
+    for step in (1, 2):
+        save_ranks({"w": torch.ones(4096)}, checkpoint_id=tmp_path / f"step-{step}", no_dist=True)
+    file = max((tmp_path / "step-2").glob("*.distcp"))
+    os.truncate(file, file.stat().st_size // 2)
+    assert examine(tmp_path / "step-1").why == ""
+    assert "cut short" in examine(tmp_path / "step-2").why
+
+
+def test_what_a_training_could_not_load_is_not_begun_from(tmp_path: Path) -> None:
+    saves = tmp_path / "saves"
+    good, bad = save(saves, 10), save(saves, 20)
+    found = candidates(saves, tmp_path / "kept")
+    assert chosen(found).path == str(bad)
+    found.refuse(bad, "the training could not load it")
+    assert chosen(found).path == str(good)
 
 
 def test_a_format_that_nobody_reads_is_taken_as_it_is_with_a_note(tmp_path: Path) -> None:

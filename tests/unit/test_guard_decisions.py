@@ -72,6 +72,22 @@ def test_a_hang_without_a_word_and_a_cause_that_stays_unknown_have_the_nodes_tes
     assert decide([first, again], Policy()).follows is Follows.OTHER_NODES
 
 
+def test_nodes_that_cannot_connect_twice_are_tested() -> None:
+    why = cause("Connection Error")
+    history = [ended(What.FAILED, 1, cause=why), ended(What.FAILED, 2, cause=why)]
+    assert decide(history[:1], Policy()).follows is Follows.LATER
+    assert decide(history, Policy()).follows is Follows.OTHER_NODES
+
+
+def test_a_checkpoint_that_cannot_be_loaded_ends_no_training_that_may_have_another() -> None:
+    why = cause("Model Loading Error")
+    assert decide([ended(What.FAILED, cause=why)], Policy()).follows is Follows.STOP
+    begun = ended(What.FAILED, cause=why, checkpoint="/c/step-10")
+    assert decide([begun], Policy()).follows is Follows.AGAIN
+    saving = ended(What.FAILED, cause=why, first_step=1)
+    assert decide([saving], Policy()).follows is Follows.AGAIN
+
+
 def test_a_stop_says_the_cause_the_line_and_the_cure() -> None:
     found = decide(
         [

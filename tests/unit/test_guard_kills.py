@@ -159,6 +159,9 @@ class World:
     def saves(self, spoiled: Sequence[tuple[int, float]] = ()) -> list[Save]:
         return [Save(step, Path(f"step-{step}")) for step in self.saved]
 
+    def refuse(self, path: Path, why: str) -> None:
+        self.saved.remove(int(path.name))
+
     def why_unfit(self, path: Path) -> str:
         return ""
 

@@ -128,6 +128,7 @@ class Ended(Record):
     time: float
     why: str = Field(default="", description="in words for a person")
     cause: Cause | None = None
+    checkpoint: str = Field(default="", description="that it began from")
     gained: bool = Field(default=False, description="it came further than all attempts before")
     first_step: int | None = None
     last_step: int | None = None

@@ -110,10 +110,21 @@ def _follows(history: Sequence[Ended]) -> Follows:
     if last.what in FOLLOWS:
         return FOLLOWS[last.what]
     found = of_cause(last.cause)
-    unknown = last.cause is None or last.cause.category == "unknown"
-    if found is Follows.AGAIN and (last.what is What.HUNG or (unknown and _repeats(history))):
+    if found is Follows.STOP and is_of_checkpoint(last.cause):
+        # Another checkpoint may do. Without one, the script itself names what cannot be loaded.
+        came = last.checkpoint or last.first_step is not None
+        return Follows.AGAIN if came else found
+    if found is Follows.AGAIN and last.what is What.HUNG:
         return Follows.OTHER_NODES  # hardware is the likeliest cause that leaves no word
+    of_nodes = last.cause is None or last.cause.category in ("unknown", "infrastructure")
+    if found in (Follows.AGAIN, Follows.LATER) and of_nodes and _repeats(history):
+        return Follows.OTHER_NODES
     return found
+
+
+def is_of_checkpoint(cause: Cause | None) -> bool:
+    """Return whether a checkpoint could not be read or written."""
+    return cause is not None and cause.reason == "Model Loading Error"
 
 
 def _repeats(history: Sequence[Ended]) -> bool:

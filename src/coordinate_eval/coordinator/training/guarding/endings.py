@@ -18,7 +18,12 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
     What,
 )
 from coordinate_eval.coordinator.training.guarding.beginnings import Beginnings
-from coordinate_eval.coordinator.training.guarding.decide import Decision, Follows, decide
+from coordinate_eval.coordinator.training.guarding.decide import (
+    Decision,
+    Follows,
+    decide,
+    is_of_checkpoint,
+)
 from coordinate_eval.coordinator.training.guarding.hands import Hands
 from coordinate_eval.coordinator.training.guarding.healthy import Choice
 from coordinate_eval.coordinator.training.guarding.vitals import wrong
@@ -79,6 +84,7 @@ class Endings:
             time=self._hands.clock.now(),
             why=cancelled.why if cancelled is not None and what is cancelled.what else "",
             cause=cause,
+            checkpoint=attempt.checkpoint,
             gained=saved is not None and reached is not None and reached > before,
             first_step=vitals.first_step,
             last_step=reached,
@@ -119,6 +125,9 @@ class Endings:
         if decision.follows is Follows.OTHER_NODES and not self._are_tested(attempt, ended):
             return False
         cancelled = self._hands.dir.cancelled(attempt.number)
+        if attempt.checkpoint and ended.first_step is None and is_of_checkpoint(ended.cause):
+            why_not = "the training could not load it"
+            self._hands.checkpoints.refuse(Path(attempt.checkpoint), why_not)
         choice = self._hands.checkpoints.choose(self._hands.dir.spoiled())
         if choice is None:
             return False

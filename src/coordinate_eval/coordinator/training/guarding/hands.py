@@ -90,6 +90,10 @@ class Checkpoints(Protocol):
         """Return why one is not begun from, as far as it is known."""
         ...
 
+    def refuse(self, path: Path, why: str) -> None:
+        """Begin no more from one that a training could not load."""
+        ...
+
     def choose(self, spoiled: Sequence[tuple[int, float]] = ()) -> Choice | None:
         """Return the newest healthy one; None while a look goes on."""
         ...

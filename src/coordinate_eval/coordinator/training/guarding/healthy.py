@@ -79,7 +79,7 @@ def _examined(path: Path, found: Health) -> Health:
     try:
         opened = finding.find(path)
     except UserError as error:
-        if not _is_of_others(path):
+        if not _is_of_others(path, str(error)):
             raise
         return found.model_copy(update={"note": f"it is not read: {brief(error)}"})
     told = {"model": _model(opened.place, opened.source)}
@@ -91,11 +91,13 @@ def _examined(path: Path, found: Health) -> Health:
     return found.model_copy(update=told)
 
 
-def _is_of_others(path: Path) -> bool:
-    """Return whether files are there, and of no format that is read here."""
+def _is_of_others(path: Path, said: str) -> bool:
+    """Return whether files are there, and of no format that is read here, by what readers said."""
     names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else [path.name]
     words, _ = unread.recognized(path, names)
-    return bool(words) or (bool(names) and not any(name.endswith(_OURS) for name in names))
+    if words and words in said:
+        return True
+    return bool(names) and not any(name.endswith(_OURS) for name in names)
 
 
 def _check_config(path: Path) -> None:
@@ -183,6 +185,14 @@ class Candidates:
         found = next((each for each in self._finished() if each.path == path), None)
         health = self._health(found) if found is not None else None
         return health.why if health is not None else ""
+
+    def refuse(self, path: Path, why: str) -> None:
+        """Begin no more from a checkpoint, as it is, that a training could not load."""
+        for saved in self._finished():
+            if saved.path == path:
+                found = Health(path=str(path), why=why, step=saved.step, time=time.time())
+                found = found.model_copy(update={"state": _state(saved)})
+                _files.write_record(self._path(saved), found)
 
     def choose(self, spoiled: Sequence[tuple[int, float]] = ()) -> Choice | None:
         """Return the newest healthy checkpoint; None while a look at one goes on.
