@@ -1,4 +1,4 @@
-"""CPU seconds of building prompts and of scoring, beside the harness itself
+"""CPU seconds of building prompts and of scoring, compared with the harness itself
 
     python benchmarks/harness_cost.py
 

@@ -1,4 +1,4 @@
-"""Questions per second to a judge, beside what its server allows
+"""Questions per second to a judge, compared with what its server allows
 
     python benchmarks/judge_rate.py --repeat 3
 

@@ -1,4 +1,4 @@
-"""Measure what the sandbox adds to a program
+"""What the sandbox adds to a program
 
     python benchmarks/sandbox_cost.py --repeat 200
 
