@@ -13,7 +13,7 @@ from coordinate_eval.priors.catalogue import expected_context
 from coordinate_eval.records import DatasetRequests
 
 STEP = 4096
-"""Tokens to whose multiples a context is rounded, so that suites with about the same prompts share
+"""A context is rounded to a multiple of so many tokens, so that suites with similar prompts share
 what engines compile."""
 
 
@@ -27,9 +27,9 @@ class Need(NamedTuple):
 
 
 def needs(run: Run, built: Mapping[str, DatasetRequests]) -> list[Need]:
-    """Return what each dataset needs, most first: as it was built, else as it is expected.
+    """Return the tokens that each dataset needs, most first: as built, else as predicted.
 
-    What is not known of built requests is all that there may be.
+    If built requests do not tell, the longest context counts.
     """
     found = [
         Need(built[d.name].context_tokens or run.max_length, d.name, built[d.name].cut_prompts)

@@ -34,13 +34,13 @@ _QUESTIONS = "questions"
 """Name of the dataset as which a checkpoint's answers are predicted."""
 
 QUESTION_TOKENS = 1000
-"""Taken for a question to a judge: its instructions, a question, and one or two answers to it."""
+"""Tokens of a question to a judge: its instructions, a question, and one or two answers."""
 
 ANSWER_TOKENS = 400
-"""Taken for a judge's answer: some sentences, and its verdict."""
+"""Tokens of a judge's answer: some sentences, and its verdict."""
 
 SERVER_TOKENS_PER_SECOND = 40.0
-"""Taken for what a server writes in answer to one question, whatever else it is asked."""
+"""Tokens that a server writes in a second for one question, whatever else it is asked."""
 
 EXCHANGE_TOKENS = QUESTION_TOKENS + ANSWER_TOKENS
 """Tokens of a question and its answer together."""

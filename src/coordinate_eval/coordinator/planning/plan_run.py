@@ -1,8 +1,8 @@
 """The plan of a run, and the records that follow from it.
 
 `nodes_for` → nodes of an `Offer`; `plan_run` → `PlannedRun`. Nothing here writes a file or reads a
-clock. A dry run takes these steps at once, and of a run its supervisor does. The steps before are
-in `new_run`.
+clock. A dry run takes these steps at once. In a run, the supervisor takes them. The steps before
+are in `new_run`.
 """
 
 import math

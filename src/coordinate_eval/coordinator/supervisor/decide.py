@@ -51,9 +51,9 @@ _ORDER = ((Cancel,), (FindCauses,), (Release, EndHung, Revoke))
 def decide(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     """Return the actions that are due now, in order.
 
-    An error ends a pass. So what frees nodes comes before what submits jobs, and first what needs
-    no file for that. Incidents are judged before nodes are released, and while some have to wait no
-    node is: of a round whose nodes are all released nobody asks any more how its trials ended.
+    An error ends a pass. So actions that free nodes come before submissions, and those that need no
+    file come first. Incidents are judged before nodes are released, and no node is released while
+    an incident waits: once all nodes of a round are released, nobody asks how its trials ended.
     """
     if facts.cancelled:
         return [Finish("cancelled")]

@@ -33,7 +33,8 @@ from coordinate_eval.coordinator.supervisor.values import (
 def never_starting(run: Run, facts: Facts) -> list[TaskStatus]:
     """Return the jobs that the run waits for, if none of them starts by itself; else none.
 
-    It waits for its trials; without any, for keepers, and else for what builds and scores.
+    The run waits for trials; without trials, for keepers; without keepers, for jobs that build and
+    score.
     """
     alive = [task for task in facts.tasks if task.state is not State.ENDED]
     trials = [task for task in alive if jobs.is_trials(run, task.name)]
@@ -82,8 +83,8 @@ def holds_up_trials(run: Run, facts: Facts) -> bool:
 def cancel_late(run: Run, facts: Facts, name: str, *, patient: bool = False) -> list[Action]:
     """Cancel tasks that are pending for longer than `patience_seconds`, unless a person holds them.
 
-    With `patient`, only those are cancelled that are held because their launch failed: the others
-    keep their place. Without, those whose node takes no jobs are cancelled sooner.
+    With `patient`, only tasks that are held because their launch failed are cancelled: the others
+    keep their place. Otherwise tasks whose node takes no jobs are cancelled sooner.
     """
     waited = facts.now - facts.submitted[name].time
     patience = run.settings.supervisor.patience_seconds
@@ -169,9 +170,9 @@ def is_hopeful(run: Run, facts: Facts, kind: Pullers) -> bool:
 
 
 def all_die(run: Run, facts: Facts, kind: Pullers) -> str:
-    """Return why another array of pullers would die like the last one; empty if it may not.
+    """Return why another array of pullers would die like the last one; empty if it may work.
 
-    It would if no puller of the kind runs, or has ever done anything.
+    It would die if no puller of the kind runs, or has ever done anything.
     """
     dead = facts.of_pullers(kind)
     alive = any(

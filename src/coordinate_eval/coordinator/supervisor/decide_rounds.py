@@ -254,9 +254,9 @@ LONGEST_PAUSE_SECONDS = 1800.0
 
 
 def before_plan(run: Run, facts: Facts) -> list[Action]:
-    """Wait until all requests are built, then plan or say which cannot be.
+    """Wait until all requests are built, then plan, or name the datasets that cannot be built.
 
-    A run that is not strict is planned without these, if there are others.
+    A run that is not strict is planned without such datasets, if others are there.
     """
     if facts.deleted:
         return [Finish(why_deleted(run))]
@@ -323,7 +323,7 @@ def ends_early(run: Run, facts: Facts) -> bool:
 
 
 def last_round_recurs(facts: Facts) -> Recurring | None:
-    """Return why another round would fail like the last one; None if it may not.
+    """Return why another round would fail like the last one; None if it may succeed.
 
     A trial that has ever answered proves that everything is right that all trials share.
     """

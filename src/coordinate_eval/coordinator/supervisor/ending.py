@@ -75,7 +75,7 @@ def drain(
     clock: Clock,
     successors: Set[str] = frozenset(),
 ) -> None:
-    """Cancel all jobs but keepers, and wait for keepers to end. Cancel those that stay.
+    """Cancel all jobs but keepers, and wait for keepers to end. Cancel keepers that stay.
 
     On a local cluster keepers are cancelled too, which they notice sooner than their release.
 

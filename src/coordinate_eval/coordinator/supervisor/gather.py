@@ -140,7 +140,7 @@ def _rounds(run_dir: RunDir, run: Run, poll: PollFacts, work: WorkFacts) -> Roun
 
 
 def _troubles(run_dir: RunDir, run: Run, poll: PollFacts, rounds: RoundFacts) -> TroubleFacts:
-    """Return what has gone wrong: what is written, and what is seen now."""
+    """Return the incidents that are written, and those that are seen now."""
     incidents, known = read_incidents(run_dir), recorded(run_dir)
     kinds = {each.kind for each in incidents if isinstance(each.kind, Pullers)}
     trials = {
@@ -224,7 +224,7 @@ def ready_seconds(
 ) -> float:
     """Return the seconds from the copy of the weights until an engine has started.
 
-    It is the median of those that have started, else the prediction.
+    Return the median of the engines that have started, else the prediction.
 
     Args:
         run: the run's record.

@@ -1,7 +1,7 @@
 """Check that the tensors of a checkpoint are the model of its config, before a GPU is asked for.
 
-To know what the model has takes torch and seconds, so a child process does it while prompts are
-built. What it cannot say holds up no run.
+To list the model's tensors takes torch and seconds, so a child process does it while prompts are
+built. If the child cannot tell, the run goes on.
 """
 
 import json
@@ -51,7 +51,7 @@ class Guard:
             )
 
     def is_over(self) -> bool:
-        """Return whether the child has said what it has to say, or none is there."""
+        """Return whether the child has answered, or no child is there."""
         if self._child is None:
             return True
         if self._child.poll() is None:

@@ -24,19 +24,19 @@ from coordinate_eval.errors import ClusterError, NotFromHere, SettingsRefused
 HANDOVER_SECONDS = 1800.0
 """Time before its own time limit at which a supervisor submits its successor, at most.
 
-It is a quarter of a short limit. If the controller is silent for as long, the run is left alone.
+A quarter of a short limit. If the controller is silent for as long, the run has no supervisor.
 """
 
 LEAVE_SECONDS = 900.0
 """Time before its own time limit at which a supervisor leaves, at most, if there is a successor.
 
-It is an eighth of a short limit. Who ends a run needs time: for its last jobs, and for `after_run`.
+An eighth of a short limit. To end a run takes time: for its last jobs, and for `after_run`.
 """
 
 LOOK_SECONDS = 60.0
 """Time between two looks at whether the next supervisor is still in the queue.
 
-After so long one that died is submitted again. It doubles each time.
+A successor that died is submitted again after this time, which doubles with each death.
 """
 
 

@@ -352,7 +352,7 @@ class Supervisor:
             self._tell(refused)
 
     def _plan(self) -> Finish | bool:
-        """Plan the run if there are nodes for it now. Return how it ends, or if it has a plan."""
+        """Plan the run if nodes are free. Return how the run ends, or whether it has a plan."""
         if not self._guard.is_over():
             return False
         if self._guard.why:

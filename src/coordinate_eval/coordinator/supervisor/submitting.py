@@ -54,7 +54,7 @@ class CurrentLimits:
     def within(self, job: Job) -> Job:
         """Return a job that asks for no more time than it may have now.
 
-        It was made within the limits that the run knew, and stays so where none are told.
+        If the scheduler tells no limits now, the job keeps those that the run knew.
         """
         now = self._clock.passed()
         if now >= self._due:
@@ -200,9 +200,9 @@ class Submitter:
         self._cluster.cancel(job_ids)
 
     def find_or_submit(self, job: Job, tasks: list[TaskStatus]) -> tuple[Job, str]:
-        """Return a job with its id: of the one with its name if there is one, else of a new one.
+        """Return a job with its id: that of the job with its name, else that of a new job.
 
-        A new one asks for no more time than the scheduler allows now.
+        A new job asks for no more time than the scheduler allows now.
         """
         found = next((t.job_id for t in tasks if t.name == job.name), None)
         if found is not None:
@@ -213,7 +213,8 @@ class Submitter:
     def _away_from_avoided(self, run: Run, job: Job) -> Job:
         """Return a job that may start on any node, kept from those that the user's runs avoid.
 
-        They must exist: Slurm refuses a name that it does not know. If all do, none is avoided.
+        Only existing nodes are avoided: Slurm refuses a name that it does not know. If the runs
+        avoid all nodes, none is avoided.
         """
         now = self._clock.now()
         suspected = suspected_nodes(self._dir, now)
@@ -317,9 +318,9 @@ def what_of(run: Run, job: Job) -> str:
 
 
 def smaller(job: Job, waited: float, patience: float) -> Job:
-    """Return a job that was refused for `waited` seconds, with fewer tasks for each `patience`.
+    """Return a job refused for `waited` seconds, with half of its tasks for each `patience`.
 
-    The tasks of an array count one by one towards limits on submitted jobs, so that a large array
-    may never be taken. The tasks that start do the work of all.
+    The tasks of an array count one by one towards limits on submitted jobs, so a large array may
+    never be taken. The tasks that start do the work of all.
     """
     return job.model_copy(update={"count": max(1, job.count >> min(30, int(waited // patience)))})

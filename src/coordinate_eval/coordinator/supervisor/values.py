@@ -72,7 +72,7 @@ class WorkFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundFacts:
-    """The rounds of a run: those whose jobs have not all ended, and what came of all."""
+    """The rounds of a run: those that still have jobs, and the results of all rounds."""
 
     rounds: Sequence[Round]
     """The rounds that go on, in order. `released`, `stages` and `trials` are about these rounds."""
@@ -286,9 +286,9 @@ class MakePlan:
 
 @dataclass(frozen=True)
 class NewRound:
-    """Ask for nodes again, for so many trials at most: some have ended, and shards are left.
+    """Ask for nodes for at most `trials` trials: some have ended, and shards are left.
 
-    `otherwise` is why the run ends where there is no node but the one on which all of them failed.
+    `otherwise` is why the run ends if the only node is the one on which all trials failed.
     """
 
     trials: int

@@ -56,7 +56,7 @@ class TooLarge(UserError):
 
 
 def degrees_of(demand: Demand, kind: tuple[str, float], gpus_of_nodes: Sequence[int]) -> Degrees:
-    """Return the degrees that are set, else the best ones on nodes with so many GPUs of this kind.
+    """Return the degrees that are set, else the best on nodes with so many GPUs of this kind.
 
     A kind is a type and its memory in GiB, 0 if the cluster tells none.
 

@@ -88,7 +88,7 @@ def tensor_degrees(checkpoint: Checkpoint, gpus_per_node: int) -> list[int]:
 
 
 def _of(checkpoint: Checkpoint, tensor: int, pipeline: int) -> list[Degrees]:
-    """Return the degrees with these two: none, one, or two of a mixture of experts."""
+    """Return the ways to use these two degrees: none, one, or two for a mixture of experts."""
     kv_heads = checkpoint.kv_heads or tensor
     if kv_heads % tensor and tensor % kv_heads:
         return []

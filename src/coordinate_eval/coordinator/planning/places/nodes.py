@@ -28,7 +28,7 @@ QUEUED_NODE = ANY_NODE
 
 ASKING_NODE = ChosenNodes([NodeCapacity(name=ANY_NODE, gpus=0, gpu_type="", trials=1)], 0)
 """Stands for any node with a core, where one trial without GPUs asks a server of others. A second
-one would only share what that server can do."""
+trial would only share what that server can do."""
 
 QUEUED_TRIALS = 8
 """Trials to plan for, and GPUs assumed of a node, while no node is known."""

@@ -1,9 +1,9 @@
-"""One run among the user's others: it looks what they were promised, and tells what it was.
+"""One run among the user's others: it reads their promises, and writes its own.
 
-Promises are files of one folder in `runs_dir`. A run writes its own before it looks at those of
-the others a second time: of two that choose the same nodes at once, one at least sees the other.
-Those that give way leave the first nodes to the older ones of them next time: of a hundred that
-start at once, ninety-nine would otherwise meet again, and one go on at each look.
+Promises are files of one folder in `runs_dir`. A run writes its own promise before it reads the
+others a second time: if two runs choose the same nodes at once, at least one sees the other. Runs
+that give way leave the first nodes to the older runs next time. Otherwise, of a hundred runs that
+start at once, ninety-nine would meet again, and only one would go on at each look.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The room that a user's other runs leave: what they were promised, and what the limits allow.
+"""The room that a user's other runs leave, by their promises and by the limits.
 
 A run that has chosen nodes asks for them a little later, and its jobs may wait there for a while.
 The scheduler counts none of that. So each run keeps a `Promise`, and the others leave that room.
@@ -157,7 +157,7 @@ def beside(
 
 
 def left(limits: LimitSettings, others: Others) -> Left:
-    """Return what the limits leave when all runs that are there have what they hold."""
+    """Return what the limits leave beside all that the runs hold."""
     held = _held(others)
     of_task = {
         name: others.gpus_of_task(promise, node, name) * promise.nodes_per_trial
@@ -218,7 +218,7 @@ def within(
 
 
 def overtaken_by(mine: Promise, before: Others, now: Others) -> Promise | None:
-    """Return a run that has chosen one of my nodes since I looked, if there is one."""
+    """Return a run that has chosen one of this run's nodes since the last look, if any."""
     known = {(each.prefix, n.round, n.name) for each in before.promises for n in each.nodes}
     names = {name for node in mine.nodes if not node.anywhere for name in node.names}
     for each in now.promises:

@@ -160,8 +160,8 @@ def _with_judging(
 ) -> tuple[Run, Judging | None, str]:
     """Return the run, what its judge will take, and why it is without the datasets that it rates.
 
-    Where the judge's checkpoint cannot be used, a run that is not strict is planned without them,
-    if there are others.
+    If the judge's checkpoint cannot be used, a run that is not strict is planned without these
+    datasets, if others are there.
 
     Raises:
         NothingFree: The cluster has no GPUs for the judge now.
