@@ -201,7 +201,7 @@ def _refusal(unequal: dict[str, list[str]]) -> str:
 
 
 def unlike(first: _Scored, second: _Scored) -> Iterator[str]:
-    """Yield what two runs have asked differently about a dataset, or have scored differently.
+    """Yield how two runs differ in what they asked about a dataset, or in how they scored it.
 
     The prompts of runs with one tokenizer are compared by what they were made from.
     """

@@ -79,7 +79,7 @@ class Finding(Record):
 
 
 class Known(NamedTuple):
-    """A value with its interval, where there is one."""
+    """A value with its interval, if it has an interval."""
 
     value: float
     half: float | None

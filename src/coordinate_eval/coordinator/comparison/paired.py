@@ -46,7 +46,7 @@ class Difference(NamedTuple):
 
     value: float
     stderr: float
-    """NaN where one cluster is all there is."""
+    """NaN if all items are one cluster."""
     low: float
     high: float
     """The interval of `CONFIDENCE`."""

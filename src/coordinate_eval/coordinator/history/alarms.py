@@ -1,7 +1,7 @@
-"""Alarms: what a checkpoint's scores say that its training's past does not explain.
+"""Alarms: scores of a checkpoint that its training's past does not explain.
 
-A score is compared with the ones before it. They say what to expect, and by their own scatter how
-far off that may be. Alarms of one checkpoint, over all datasets, share one rate of false alarms.
+A score is compared with earlier scores. These tell what to expect, and their scatter tells how far
+off that may be. Alarms of one checkpoint, over all datasets, share one rate of false alarms.
 """
 
 import math

@@ -182,7 +182,7 @@ def keep(runs_dir: str, measured: Measured) -> None:
 
 
 def has(runs_dir: str, run: str) -> bool:
-    """Return whether all scores of a run are kept, be its directory there or not."""
+    """Return whether all scores of a run are kept, whether or not its directory is there."""
     home = folder(runs_dir)
     with contextlib.suppress(CoordinateError, OSError, ValidationError):
         return any(

@@ -67,7 +67,7 @@ class Column(NamedTuple):
     mean: bool
 
     def value(self, row: Row) -> Value | None:
-        """Return what it shows of a checkpoint; None unless all of its datasets are scored."""
+        """Return the value for a checkpoint; None unless all datasets of the column are there."""
         scores = [row.scores[name] for name in self.datasets if name in row.scores]
         if not scores or len(scores) < len(self.datasets):
             return None
@@ -233,7 +233,7 @@ def mean_column(found: Series, rows: Sequence[Row]) -> Column | None:
 
 
 def _averaged(found: Series, group: str | None) -> list[str]:
-    """Return the datasets of a group whose mean says something: of all if it is None.
+    """Return the datasets of a group, or all datasets if it is None, whose mean says something.
 
     These are shares from 0 to 1, where more is better. A dataset that only some of the complete
     checkpoints have would make their means unlike, and is left out.

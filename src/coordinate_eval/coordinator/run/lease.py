@@ -43,8 +43,8 @@ _UNSEEN_SECONDS: Final = 30 * 86400.0
 def take(run_dir: RunDir, run: Run) -> bool:
     """Link the checkpoint's files, unless that is done. Return whether the run has a lease.
 
-    It has none where its settings want none, and where the file system or the owner of the files
-    does not allow it.
+    A run has no lease if its settings want none, or if the file system or the owner of the files
+    does not allow links.
     """
     lease, wanted = run.lease, run.settings.stage.keep and not run.settings.engine.elsewhere
     if not wanted or not any(map(_is_linkable, run.checkpoint.all_weights)):

@@ -75,7 +75,7 @@ def nodes_in_vain(run_dir: RunDir, since: float) -> frozenset[str]:
     """Return the nodes on which the scheduler started no trial of the last round that had them.
 
     Only rounds count that were created after `since`, in seconds since the epoch. Such a node may
-    look free all the same: it is kept for a reservation, or for one user at a time.
+    look free and yet be kept for a reservation, or for one user at a time.
     """
     found: dict[str, bool] = {}
     for round_ in read_rounds(run_dir):

@@ -39,7 +39,7 @@ class BuildJob(Puller):
     kind = Pullers.BUILD
 
     idle_seconds = 0.0
-    """All of its work is there when it starts."""
+    """All work of a builder is there when the builder starts."""
 
     def __init__(self, run_dir: RunDir, run: Run, builder: Builder) -> None:
         self._dir, self._run, self._builder = run_dir, run, builder

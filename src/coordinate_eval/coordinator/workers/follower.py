@@ -1,7 +1,7 @@
-"""The other nodes of a trial that has several: each runs its part of the engine, and no more.
+"""The other nodes of a trial on several nodes: each runs its part of the engine, and no more.
 
-The first node's process claims and answers. What it needs of another node is that the weights of
-its layers are in memory there and its GPUs compute. See `ranks`.
+The first node's process claims and answers. Another node only has the weights of its layers in
+memory, and computes. See `ranks`.
 """
 
 import contextlib

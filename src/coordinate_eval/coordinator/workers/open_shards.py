@@ -82,7 +82,8 @@ def _deaths_alone(deaths: Iterable[Batch | None]) -> Counter[int]:
 def next_batch(unanswered: Sequence[int], deaths: Sequence[Batch | None]) -> list[int]:
     """Return the items to be answered next, and nothing else with them; none to give up the shard.
 
-    What is least likely to end an engine comes first, so that most is answered before it dies.
+    Items that are least likely to end an engine come first, so that most are answered before it
+    dies.
     """
     lost = set(deadly(unanswered, deaths))
     if len(lost) >= LEAST_DEATHS:

@@ -42,7 +42,7 @@ class Puller(ABC):
 
     @abstractmethod
     def do(self, piece: Piece) -> None:
-        """Do a piece of work and publish what comes of it.
+        """Do a piece of work and publish its result.
 
         Raises:
             Exception: it failed. What is claimed can be claimed again.

@@ -147,7 +147,7 @@ class _Interrupts:
     def __call__(self, error: BaseException, tell: Callable[[], None] = lambda: None) -> None:
         """Raise an error in the main thread, from another one, which tells of it meanwhile.
 
-        A process that was asked to stop goes on with that: the others were asked, too.
+        A process that was asked to stop goes on with stopping: the others were asked as well.
         """
         if self._error is not None or self._over.is_set() or is_ending():
             return
@@ -354,7 +354,7 @@ def _lost(node: str, message: dict[str, Any]) -> RankLost:
 
 
 def _greet(leader: Leader, rank: int, node: str) -> _Line | None:
-    """Return a connection to the leader at one of its addresses; None if none leads to it."""
+    """Return a connection to the leader at one of its addresses; None if no address leads to it."""
     for address in leader.addresses:
         try:
             connection = socket.create_connection((address, leader.port), _HELLO_SECONDS)

@@ -195,7 +195,7 @@ def answer_files(run_dir: RunDir, run: Run, shards: list[Shard]) -> AnswerFiles:
 
 
 def _ask(question: Callable[[], T]) -> T:
-    """Return what a process of the harness replies; ask a new one if it has ended.
+    """Return the reply of a process of the harness; ask a new process if this one has ended.
 
     Raises:
         ProcessEnded: several have.

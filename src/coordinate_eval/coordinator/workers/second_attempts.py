@@ -85,7 +85,7 @@ class SecondAttempts:
         self._ledger = Ledger(run_dir, "outputs")
 
     def claim(self, wanted: Iterable[Span], task: str) -> tuple[Shard, int] | None:
-        """Claim one of the wanted shards that another trial holds, if that is worth it.
+        """Claim a wanted shard that another trial holds, if a second attempt is worth it.
 
         Return it with the number of the attempt, or None. A shard has one second attempt beside
         its owner's, and none if a trial died at it.

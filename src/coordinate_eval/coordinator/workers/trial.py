@@ -71,8 +71,8 @@ def run_trial(
 ) -> int:
     """Run a trial until no shard is left, or its time limit is near. Return the exit status.
 
-    On the other nodes of a trial that has several, run their part of its engine. `minutes` is the
-    time limit of its job. With `keeps`, no keeper comes.
+    On the other nodes of a trial on several nodes, run this node's part of the engine. `minutes` is
+    the time limit of its job. With `keeps`, no keeper comes.
     """
     trial = trial_id(node, int(os.environ.get(INDEX_VARIABLE, "0")), round_number)
     anywhere = node == ANY_NODE

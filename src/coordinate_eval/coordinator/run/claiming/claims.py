@@ -1,7 +1,8 @@
 """Claims: who works on which span. Attempts are numbered; nothing is locked or deleted.
 
-A ledger has the claims on one kind of a run's work, and the name of the folder in which what is
-made appears. In some a span is a part of a dataset, in others it is a whole dataset: see `whole`.
+A ledger has the claims on one kind of a run's work. Its name is that of the folder with the results
+of this work. A span is a part of a dataset in some ledgers, and a whole dataset in others: see
+`whole`.
 
 Attempt n at a span belongs to whoever creates `<span>.<n>.json`. It is over when
 `<span>.<n>.revoked` exists: its owner writes that when it stops early, the supervisor when the
@@ -36,8 +37,8 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import Record, Span
 
 MAX_DEATHS = 5
-"""A span on which this many owners died is left alone: it may be what kills them. A shard is not:
-its owners die at ever fewer of its items, see `workers/open_shards.py`."""
+"""A span on which this many owners died is left alone: it may be what kills its owners. A shard is
+not: its owners die at ever fewer of its items, see `workers/open_shards.py`."""
 
 MAX_ATTEMPTS = 10_000
 """Attempts at one span: more than any run makes."""
@@ -119,7 +120,7 @@ class Ledger:
         return self.run.published_folder(self.name, "" if self.name in OF_DATASETS else dataset)
 
     def is_published(self, span: Span) -> bool:
-        """Return whether the span is done: what was to be made of it is there, or an error."""
+        """Return whether the span is done: its result is there, or an error."""
         return any((self.folder(span.dataset) / name).exists() for name in self._marks(span))
 
     def unpublished(self, spans: Iterable[Span]) -> list[Span]:

@@ -26,7 +26,7 @@ class Piece(NamedTuple):
 
 
 def claim_next(run_dir: RunDir, run: Run, kind: Pullers, owner: str) -> Piece | None:
-    """Claim the first piece of work that such a puller can do now; None if none is free."""
+    """Claim the first piece of work that such a puller can do now; None if no piece is free."""
     for name, spans in claimable(run_dir, run, kind).items():
         ledger = Ledger(run_dir, name)
         for span in spans:
@@ -121,7 +121,7 @@ def unfinished(run_dir: RunDir, run: Run, kind: Pullers) -> list[Span]:
 
 
 def work_left(run_dir: RunDir, run: Run, kind: Pullers) -> tuple[int, int]:
-    """Return how much work pullers have left, and how often one died at what it was running.
+    """Return how much work pullers have left, and how often a puller died at its work.
 
     If both stay the same, nothing was done, and nothing was found out.
     """
@@ -168,7 +168,7 @@ def request_indexes(run_dir: RunDir, run: Run) -> dict[str, DatasetRequests]:
 
 
 def recorded_answers(run_dir: RunDir, datasets: Iterable[str]) -> dict[str, Answer]:
-    """Return the answers about some datasets so far by question, those of all attempts."""
+    """Return the answers about some datasets so far, by question, from all attempts."""
     found: dict[str, Answer] = {}
     for folder in (run_dir.published_folder("answers", dataset) for dataset in datasets):
         for name in sorted(_files.names(folder)):

@@ -189,7 +189,7 @@ class Supervised(NamedTuple):
 def start_supervisor(run_dir: RunDir, run: Run, cluster: Cluster) -> Supervised:
     """Give a run its next supervisor: a job, or a process of this machine where no job can submit.
 
-    In a job of others it would end with that job, so that there it is always one of its own.
+    A process inside another job would end with that job, so the supervisor is a job there.
 
     Raises:
         SubmitRefused: The scheduler refuses the job; has the scheduler's words.

@@ -17,7 +17,7 @@ MOST_TRIES = 3
 """Resumes in a row without progress after which asking again for the run is refused."""
 
 STARTING_SECONDS = 60.0
-"""Time in which a resume that no supervisor has taken up is one for all who ask for it."""
+"""Time in which a resume that no supervisor has taken up counts for all who ask for it."""
 
 
 class Resumed(Record):
@@ -35,7 +35,8 @@ class Resumed(Record):
 def tries_without_progress(run_dir: RunDir) -> int:
     """Return the number of resumes in a row, by asking again, that made no progress.
 
-    One that is starting may still make some: whoever asks for it too asks for the same one.
+    A resume that is starting may still make progress: whoever asks meanwhile asks for the same
+    resume.
     """
     last = _last(run_dir)
     if last is None or last.done != _count_done(run_dir):

@@ -84,7 +84,7 @@ class Spooled(Record):
         return Path(self.checkpoint)
 
     def outside(self, mounts: Iterable[tuple[str, str]]) -> "Spooled":
-        """Return it with every path as it is outside of a container with these mounts.
+        """Return this request with every path as it is outside of a container with these mounts.
 
         Args:
             mounts: a path outside, and the one by which the container sees it.
@@ -179,7 +179,7 @@ class Waiting:
         self.judge(now)
 
     def done(self) -> None:
-        """Remove it from the spool: it has a run, or needs none."""
+        """Remove this request from the spool: it has a run, or needs none."""
         self.path.unlink(missing_ok=True)
         self._forget()
 
@@ -241,7 +241,7 @@ def put(runs_dir: Path, spooled: Spooled) -> Path:
 
 
 def waiting(runs_dir: Path, now: float) -> Iterator[Waiting]:
-    """Yield the runs in the user's spools, those first that were asked for first.
+    """Yield the runs in the user's spools, in the order of the requests.
 
     Root in a container may be the user outside, so that every spool of the user counts, whatever
     its number.

@@ -1,4 +1,4 @@
-"""Removing a run: all of its directory, or nothing of it that anybody sees."""
+"""Removing a run: the whole directory vanishes in one step, or stays."""
 
 import contextlib
 import os

@@ -41,7 +41,7 @@ def _kinds(answer: Answer) -> Iterator[str]:
 
 
 class _Kept(Record):
-    """One file: an answer, and whose it is."""
+    """One file: an answer, and the judge that gave it."""
 
     schema_: Literal["coordinate-eval/judged@1"] = Field(
         default="coordinate-eval/judged@1", alias="schema"

@@ -1,7 +1,7 @@
 """A checkpoint that judges: the server of its engine, a child process of the job that asks it.
 
-It listens on a socket file that only this user reaches, and answers only who has its key, which is
-new each time and known to nobody else. It ends with the job.
+The server listens on a socket file that only this user reaches. It answers only requests with its
+key, which is new each time and known to nobody else. It ends with the job.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from coordinate_eval.evaluators.servers.process import LOOK_SECONDS, Process, Se
 from coordinate_eval.records import Checkpoint
 
 CONCURRENCY: Final = 256
-"""Questions that it is asked at the same time, so that its engine is full."""
+"""Questions that the server is asked at the same time, so that its engine is full."""
 
 START_SECONDS: Final = 3600.0
 """Longest start of the server of a checkpoint whose weights are in memory."""
@@ -53,7 +53,7 @@ class OwnServer(NamedTuple):
     endpoint: Endpoint
 
     async def answers(self) -> None:
-        """Wait until it answers.
+        """Wait until the server answers.
 
         Raises:
             ServerEnded: it has ended, or does not answer in time.

@@ -44,8 +44,8 @@ GPUs take 2 GiB (`distributed/device_communicators/shm_broadcast.py`), and NCCL 
 class Manifest(Record):
     """`manifest.json`: the files of a whole copy, written after them.
 
-    It has no checksums: nobody has one of the checkpoint to compare with, and one that is made
-    while copying is of what was read, which is what was written.
+    It has no checksums: nobody has a checksum of the checkpoint to compare with, and a checksum
+    made while copying could only repeat what was read.
     """
 
     schema_: Literal["coordinate-eval/stage@1"] = Field(
@@ -193,9 +193,9 @@ def _copy_all(
 ) -> bool:
     """Copy or convert a checkpoint into a folder, and write the manifest.
 
-    Of its weights, copy what the node at this place of so many needs. Return whether the weights
-    are only linked, since they are larger than `most_bytes`, or than the room that there is, which
-    is said in the log.
+    Copy the weights that the node needs; `part` is its place and the number of nodes. Return
+    whether the weights are only linked, since they are larger than `most_bytes`, or than the room
+    that there is, which is said in the log.
     """
     clean_files.copy(source.files, folder)
     linked = False

@@ -68,7 +68,8 @@ def run_node(run_dir: RunDir, node: str, round_number: int, minutes: int, trials
 def _output(index: int) -> Iterator[BinaryIO | None]:
     """Open the log of one trial beside that of the job; None where the job has none.
 
-    What ends a trial is looked for in its own log, which must not have the words of others.
+    The cause of a trial's end is looked for in its own log, which must not have the words of
+    others.
     """
     log = own_log()
     if not log:
