@@ -165,7 +165,7 @@ def compare(
     if not measured:
         told = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise UserError(f"nothing can be compared in these runs: {told or 'they have no datasets'}")
-    datasets = _judged(measured)
+    datasets = with_verdicts(measured)
     groups: dict[str, list[Measured]] = {}
     for each in datasets:
         if group := both[each.name][1].dataset.group:
@@ -174,8 +174,8 @@ def compare(
         first=_side(first, runs[0]),
         second=_side(second, runs[1]),
         datasets=datasets,
-        groups=_judged([m for name, of in groups.items() if (m := mean_of(name, of))]),
-        mean=next(iter(_judged([m for m in [mean_of("all datasets", datasets)] if m])), None),
+        groups=with_verdicts([m for name, of in groups.items() if (m := mean_of(name, of))]),
+        mean=next(iter(with_verdicts([m for m in [mean_of("all datasets", datasets)] if m])), None),
         unlike=unequal,
         left_out=left_out,
     )
@@ -382,7 +382,7 @@ def mean_of(name: str, measured: Sequence[Measured]) -> Measured | None:
     return mean.model_copy(update=_interval(found))
 
 
-def _judged(measured: Sequence[Measured]) -> list[Measured]:
+def with_verdicts(measured: Sequence[Measured]) -> list[Measured]:
     """Return the differences with verdicts; of those that are found, 5 % may be false."""
     known = [each for each in measured if each.p is not None]
     found = significant([each.p for each in known if each.p is not None])

@@ -6,13 +6,16 @@ Names come from clusters, suites and paths, so each one is escaped.
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import NamedTuple
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
+from coordinate_eval import _files
 from coordinate_eval._format import duration, plain, visible
 from coordinate_eval.coordinator.display import gantt
 from coordinate_eval.coordinator.display.gantt import ChartRow, Lane, Phase, Stretch
+from coordinate_eval.errors import UserError
 
 MOST_ROWS = 128
 COLUMNS = 480
@@ -129,7 +132,8 @@ def _finalized(value: object) -> object:
     return visible(value) if type(value) is str else value
 
 
-def _source(name: str) -> str:
+def source(name: str) -> str:
+    """Return the text of a file in this folder."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
@@ -138,7 +142,7 @@ def template(name: str) -> Template:
     """Return the template of a page, whose text is made of the other templates here, too."""
     environment = Environment(
         autoescape=True,
-        loader=FunctionLoader(_source),
+        loader=FunctionLoader(source),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -146,6 +150,39 @@ def template(name: str) -> Template:
     )
     environment.filters |= {"duration": duration, "plain": plain}
     return environment.get_template(name)
+
+
+def check_page(file: Path, mark: str, option: str) -> None:
+    """Check that a page can be written to a file: it is not there, or is a page with this mark.
+
+    Raises:
+        UserError: something else is there. `option` names the file for people.
+    """
+    if file.is_dir():
+        raise UserError(f"{option} {file} cannot be written: it is a folder")
+    if not file.exists():
+        return
+    # Opening a pipe or a device may never return.
+    if file.is_file():
+        with file.open(errors="replace") as text:
+            if mark in text.read(1000):
+                return
+    what = mark.partition('content="coordinate-eval ')[2].partition('"')[0]
+    raise UserError(f"{option} {file} exists and is not the page of a {what}: choose another name")
+
+
+def write_page(file: Path, page: str, mark: str, option: str) -> None:
+    """Write a page, in place of an earlier one with this mark.
+
+    Raises:
+        UserError: another file is there, or the page cannot be written.
+    """
+    try:
+        check_page(file, mark, option)
+        _files.write(file.resolve(), page)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a circle of links
+        words = getattr(error, "strerror", None) or error
+        raise UserError(f"{option} {file} cannot be written: {words}") from error
 
 
 def ascii_text(page: str) -> str:

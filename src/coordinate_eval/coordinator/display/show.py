@@ -10,13 +10,14 @@ from rich.console import Console
 from coordinate_eval import __version__, _files
 from coordinate_eval._format import plural, visible_json
 from coordinate_eval.clusters.protocol import Cluster, Job, ShownJob
-from coordinate_eval.coordinator.display import gantt, plan_terminal
+from coordinate_eval.coordinator.display import drawing, gantt, plan_terminal
 from coordinate_eval.coordinator.display.drawing import (
     COLUMNS,
     LEFT,
     STYLES,
     WIDTH,
     ascii_text,
+    check_page,
     colors_of,
     draw,
     template,
@@ -176,7 +177,7 @@ def check_outputs(html: Path | None, scripts: Path | None) -> None:
     """
     try:
         if html is not None:
-            _check_page(html)
+            check_page(html, MARK, "--html")
         if scripts is not None:
             _check_empty(scripts)
     except OSError as error:
@@ -189,12 +190,7 @@ def write_page(file: Path, found: Review) -> None:
     Raises:
         UserError: Another file is there, or the page cannot be written.
     """
-    try:
-        _check_page(file)
-        _files.write(file.resolve(), render(found))
-    except (OSError, RuntimeError) as error:  # RuntimeError: a circle of links
-        words = getattr(error, "strerror", None) or error
-        raise UserError(f"--html {file} cannot be written: {words}") from error
+    drawing.write_page(file, render(found), MARK, "--html")
 
 
 def write_scripts(folder: Path, shown: Sequence[ShownJob]) -> None:
@@ -225,19 +221,6 @@ def _texts(shown: Sequence[ShownJob]) -> Iterator[tuple[str, str]]:
         else:
             yield f"{name}.sh", each.script
             yield f"{name}.argv", f"{each.command} < {name}.sh\n"
-
-
-def _check_page(file: Path) -> None:
-    if file.is_dir():
-        raise UserError(f"--html {file} cannot be written: it is a folder")
-    if not file.exists():
-        return
-    # Opening a pipe or a device may never return.
-    if file.is_file():
-        with file.open(errors="replace") as text:
-            if MARK in text.read(1000):
-                return
-    raise UserError(f"--html {file} exists and is not the page of a plan: choose another name")
 
 
 def _check_empty(folder: Path) -> None:

@@ -23,6 +23,9 @@ from coordinate_eval.coordinator.history.series import Column, Row
 LEAST = 4
 """Fewest scores that have a curve."""
 
+SLOPE_STEPS = 1000
+"""Steps of which a slope is told in words."""
+
 _SURE = 1.96  # standard errors of a 95 % interval
 _FALSE_RATE = 0.01  # of curves without a change point that show one, about
 _MOST_SHOCKS = 10
@@ -54,6 +57,11 @@ class Change(NamedTuple):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        """Return it in words."""
+        size = plus_minus(self.size, self.low, self.high, signed=True)
+        return f"{size} at step {self.step:,.0f}"
+
 
 class Curve(NamedTuple):
     """The level at each score, its 95 % band, and where it goes."""
@@ -69,6 +77,30 @@ class Curve(NamedTuple):
     changes: Sequence[Change]
     alone: Sequence[float]
     """Steps of the scores that lie far from the curve and count for nothing in it."""
+
+    @property
+    def now(self) -> str:
+        """Return the level at the last score, in words."""
+        return plus_minus(self.level[-1], self.low[-1], self.high[-1])
+
+    @property
+    def goes(self) -> str:
+        """Return the slope at the last score, in words."""
+        each = (SLOPE_STEPS * x for x in (self.slope, self.slope_low, self.slope_high))
+        return plus_minus(*each, signed=True)
+
+    @property
+    def jumps(self) -> list[str]:
+        """Return its change points and what stands alone, in words."""
+        alone = [f"step {step:,.0f} stands alone" for step in self.alone]
+        return [*map(str, self.changes), *alone]
+
+
+def plus_minus(value: float, low: float, high: float, *, signed: bool = False) -> str:
+    """Return a value with half the width of its interval, both to two digits of the latter."""
+    half = (high - low) / 2
+    digits = 4 if half <= 0 else min(9, max(0, 1 - math.floor(math.log10(half))))
+    return f"{value:{'+' if signed else '-'}z.{digits}f} ±{half:.{digits}f}"
 
 
 def curve_of(column: Column, rows: Sequence[Row]) -> Curve | None:

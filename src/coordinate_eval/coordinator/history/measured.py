@@ -24,6 +24,7 @@ from coordinate_eval.coordinator.report.results import read_dataset
 from coordinate_eval.coordinator.report.warnings import warnings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.records import CheckpointFormat, Dataset, DatasetResults, Record
 
@@ -73,6 +74,8 @@ class Measured(Record):
     ended: float = Field(default=0.0, description="when this was measured; 0: the run goes on")
     complete: bool = False
     gpu_seconds: float | None = None
+    seconds: float | None = Field(default=None, description="from the plan to the last score")
+    planned_seconds: float | None = Field(default=None, description="what the plan said of them")
     version: str = Field(default=__version__, description="of this program")
     groups: dict[str, str] = Field(default={}, description="dataset → its group, if it has one")
     scores: dict[str, Plain] = Field(
@@ -113,6 +116,7 @@ def measure(run_dir: RunDir, run: Run, results: Mapping[str, Any] | None) -> Mea
             _digest(asked(run, dataset, found)),
         )
     ledger = (results or {}).get("ledger") or {}
+    seconds, planned_seconds = _times(run_dir, run, ledger)
     return Measured(
         run=run.id,
         dir=str(run_dir.root),
@@ -126,11 +130,31 @@ def measure(run_dir: RunDir, run: Run, results: Mapping[str, Any] | None) -> Mea
         ended=0.0 if results is None else time.time(),
         complete=bool(results and results.get("complete")),
         gpu_seconds=ledger.get("total_gpu_seconds"),
+        seconds=seconds,
+        planned_seconds=planned_seconds,
         groups={each.name: each.group for each in run.suite.datasets if each.group},
         scores=scores,
         missing=[each.name for each in run.suite.datasets if each.name not in scores],
         warnings=told,
     )
+
+
+def _times(
+    run_dir: RunDir, run: Run, ledger: Mapping[str, Any]
+) -> tuple[float | None, float | None]:
+    """Return the seconds from the plan to the last score as they were and as planned.
+
+    They are None of a run that was resumed, since a plan is of a whole run, or is not over.
+    """
+    with contextlib.suppress(CoordinateError, OSError, ValueError, LookupError, TypeError):
+        rounds = list(read_rounds(run_dir))
+        if not rounds or run_dir.resumed.exists():
+            return None, None
+        plan = json.loads(_files.read(run_dir.plan))
+        planned = float(plan["estimate"]["makespan_seconds"])
+        took = float(ledger["seconds"]) - (rounds[0].created - run.created)
+        return max(0.0, took), planned
+    return None, None
 
 
 def higher_is_better(results: DatasetResults, metric: str) -> bool:

@@ -31,6 +31,10 @@ class Row(NamedTuple):
     missing: Sequence[str]
     """Datasets that its runs have, and have not scored."""
     gpu_seconds: float | None
+    """Of all its runs."""
+    seconds: float | None = None
+    """Of its newest run, from the plan to the last score; and what the plan said."""
+    planned_seconds: float | None = None
     ended: bool = True
     """None of its runs goes on."""
     warnings: Mapping[str, str] = {}
@@ -164,6 +168,8 @@ def _row(runs: Sequence[Measured], asked: Mapping[str, str], unlike: Counter[str
         scores=scores,
         missing=[name for name in newest.missing if name not in scores],
         gpu_seconds=sum(known) if known else None,
+        seconds=newest.seconds,
+        planned_seconds=newest.planned_seconds,
         ended=all(run.ended for run in runs),
         warnings={name: words for run in runs[::-1] for name, words in run.warnings.items()},
     )

@@ -66,7 +66,7 @@ def _print(found: Comparison) -> None:
     means = [*found.groups, *([found.mean] if found.mean else [])]
     if means:
         where.print(_table(heads, means, "mean of"))
-    _say_out(_summary(heads, found))
+    _say_out(summary_of(heads, found))
     for each in found.datasets:
         if each.why_not:
             say(f"{each.name} has no interval: {each.why_not}")
@@ -102,12 +102,13 @@ def _table(heads: tuple[str, str], measured: Sequence[Measured], what: str) -> T
         if each.low is None or each.high is None or each.p is None:
             cells += ["", "", ""]
         else:
-            cells += [f"{each.low:+.4f} … {each.high:+.4f}", _p(each.p), _verdict(each)]
+            cells += [f"{each.low:+.4f} … {each.high:+.4f}", p_words(each.p), _verdict(each)]
         table.add_row(*cells)
     return table
 
 
-def _p(value: float) -> str:
+def p_words(value: float) -> str:
+    """Return a p-value as people read it."""
     return f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"
 
 
@@ -117,7 +118,8 @@ def _verdict(each: Measured) -> str:
     return f"would show ±{each.detectable:.3f}"
 
 
-def _summary(heads: tuple[str, str], found: Comparison) -> str:
+def summary_of(heads: tuple[str, str], found: Comparison) -> str:
+    """Return in how many datasets the second run is better and worse."""
     told = [each.verdict for each in found.datasets if each.has_interval]
     better, worse = told.count("better"), told.count("worse")
     counts = (

@@ -7,11 +7,10 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from coordinate_eval.coordinator.history.curve import Change, Curve, curve_of
+from coordinate_eval.coordinator.history.curve import SLOPE_STEPS, Curve, curve_of
 from coordinate_eval.coordinator.history.series import Column, Row, Series
 
 _BARS = "▁▂▃▄▅▆▇█"
-_STEPS = 1000  # of which a slope is told
 
 
 def sparkline(values: Sequence[float | None], most: int = 60) -> str:
@@ -55,7 +54,7 @@ def curves_table(found: Series, columns: Sequence[Column]) -> Table:
         table.add_column("training", overflow="fold")
     table.add_column("scores", no_wrap=True)
     table.add_column("smoothed, now", justify="right", no_wrap=True)
-    table.add_column(f"per {_STEPS:,} steps", justify="right", no_wrap=True)
+    table.add_column(f"per {SLOPE_STEPS:,} steps", justify="right", no_wrap=True)
     table.add_column("change points")
     table.add_column("", no_wrap=True)
     for training, column, rows, curve in _each(found, columns):
@@ -66,11 +65,8 @@ def curves_table(found: Series, columns: Sequence[Column]) -> Table:
         if curve is None:
             table.add_row(*first, escape(name), "", "", "too few checkpoints", bars)
             continue
-        slope = _plus_minus(*(_STEPS * each for each in _slope(curve)), signed=True)
-        now = _plus_minus(curve.level[-1], curve.low[-1], curve.high[-1])
-        jumps = [_change(each) for each in curve.changes]
-        jumps += [f"step {step:,.0f} stands alone" for step in curve.alone]
-        table.add_row(*first, escape(name), now, slope, "; ".join(jumps), bars)
+        jumps = "; ".join(curve.jumps)
+        table.add_row(*first, escape(name), curve.now, curve.goes, jumps, bars)
     return table
 
 
@@ -81,18 +77,3 @@ def _each(
         rows = [row for row in found.rows if row.training == training and row.step is not None]
         for column in columns:
             yield training, column, rows, curve_of(column, rows)
-
-
-def _slope(curve: Curve) -> tuple[float, float, float]:
-    return curve.slope, curve.slope_low, curve.slope_high
-
-
-def _plus_minus(value: float, low: float, high: float, *, signed: bool = False) -> str:
-    """Return a value with half the width of its 95 % interval, in three digits of the latter."""
-    half = (high - low) / 2
-    digits = 4 if half <= 0 else min(9, max(0, 1 - math.floor(math.log10(half))))
-    return f"{value:{'+' if signed else ''}.{digits}f} ±{half:.{digits}f}"
-
-
-def _change(change: Change) -> str:
-    return f"{_plus_minus(change.size, change.low, change.high, signed=True)} at {change.step:,.0f}"

@@ -145,15 +145,7 @@ def show_alarms(settings: Settings, wanted: Wanted, *, as_json: bool) -> int:
     """
     known, problems = load(settings)
     found = series(known, wanted.trainings, wanted.suite)
-    raised: list[Alarm] = []
-    notes: list[str] = []
-    broken = False
-    for training in dict.fromkeys(row.training for row in found.rows):
-        its = alone(known, found, training, wanted.suite)
-        notes += its.notes
-        raised += (mine := alarms(its))
-        newest = [row for row in its.rows if row.step is not None][-1:]
-        broken |= any(alarm.last in newest for alarm in mine)
+    raised, notes, broken = alarms_of(known, found, wanted.suite)
     if as_json:
         write_json(
             {"schema": "coordinate-eval/alarms@1", "alarms": [_alarm(each) for each in raised]}
@@ -168,6 +160,22 @@ def show_alarms(settings: Settings, wanted: Wanted, *, as_json: bool) -> int:
     for line in [*notes, *problems]:
         say(line)
     return int(broken)
+
+
+def alarms_of(
+    known: Sequence[Measured], found: Series, suite: str | None
+) -> tuple[list[Alarm], list[str], bool]:
+    """Return the alarms of each training, notes, and whether the newest checkpoint has one."""
+    raised: list[Alarm] = []
+    notes: list[str] = []
+    broken = False
+    for training in dict.fromkeys(row.training for row in found.rows):
+        its = alone(known, found, training, suite)
+        notes += its.notes
+        raised += (mine := alarms(its))
+        newest = [row for row in its.rows if row.step is not None][-1:]
+        broken |= any(alarm.last in newest for alarm in mine)
+    return raised, notes, broken
 
 
 def alone(known: Sequence[Measured], found: Series, training: str, suite: str | None) -> Series:

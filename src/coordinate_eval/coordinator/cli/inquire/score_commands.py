@@ -86,6 +86,24 @@ ParquetFile = Annotated[
     Path | None,
     option(OUTPUT, "FILE", "Write a line for each checkpoint and dataset into this file."),
 ]
+Reported = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="TRAINING|RUN",
+        help="Folders of checkpoints, or the ends of their paths; or a run's directory or id.",
+        show_default="all trainings",
+    ),
+]
+Baseline = Annotated[
+    str | None,
+    option("", "BASELINE", "Show this training, checkpoint or run beside it.", "--against"),
+]
+PageFile = Annotated[
+    Path | None,
+    option(
+        OUTPUT, "FILE", "Write the page into this file.", "--output", shown="TRAINING.html, here"
+    ),
+]
 ScoredDataset = Annotated[
     str | None, option("", "NAME", "Show the main score of this dataset.", "--dataset")
 ]
@@ -106,7 +124,7 @@ Markdown = Annotated[bool, option(OUTPUT, "", "Print a Markdown table.", "--mark
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (runs, scores, history, best, alarms, compare, gate):
+    for command in (runs, scores, history, best, alarms, report, compare, gate):
         app.command()(command)
 
 
@@ -216,6 +234,24 @@ def alarms(
         settings, _ = load_settings({}, settings_file)
         status = show_alarms(settings, Wanted(training or [], suite, []), as_json=as_json)
     raise typer.Exit(status)
+
+
+def report(
+    training: Reported = None,
+    against: Baseline = None,
+    suite: OfSuite = None,
+    output: PageFile = None,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Write one HTML page of a training: curves, alarms, what has changed, and what it cost.
+
+    The page stands alone: it can be sent, and needs no network. Of a run, its report.html is
+    written again. The path of the page is printed.
+    """
+    from coordinate_eval.coordinator.cli.inquire.report import show_report
+
+    settings, _ = load_settings({}, settings_file)
+    show_report(settings, training or [], against, suite, output)
 
 
 def compare(

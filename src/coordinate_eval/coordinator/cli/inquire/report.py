@@ -1,0 +1,223 @@
+"""`coordinate-eval report`: a page of a training's scores, or of a run."""
+
+import math
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from coordinate_eval.coordinator.cli.inquire.compare import p_words, summary_of
+from coordinate_eval.coordinator.cli.inquire.history import alarms_of, load
+from coordinate_eval.coordinator.cli.inquire.runs import find
+from coordinate_eval.coordinator.cli.output import say
+from coordinate_eval.coordinator.comparison.compare import Measured, compare, with_verdicts
+from coordinate_eval.coordinator.display import drawing, experiment_page
+from coordinate_eval.coordinator.display.experiment_page import Compared, Experiment, names_of
+from coordinate_eval.coordinator.display.run_page import write_report
+from coordinate_eval.coordinator.history.curve import item_error
+from coordinate_eval.coordinator.history.measured import Measured as Kept
+from coordinate_eval.coordinator.history.series import Row, Series, series
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.report.results import read_results
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.errors import CoordinateError, UserError
+
+_MOST_COMPARED = 4
+"""Trainings whose last two checkpoints are compared."""
+
+_SURE = 1.96  # standard errors of a 95 % interval
+
+
+def show_report(
+    settings: Settings,
+    names: Sequence[str],
+    against: str | None,
+    suite: str | None,
+    output: Path | None,
+) -> None:
+    """Write a page of trainings, or of the run that is named alone. Print its path.
+
+    Raises:
+        UserError: there is no such training or run, or the page cannot be written.
+    """
+    if len(names) == 1 and (run_dir := _run(names[0], settings)) is not None:
+        if against or suite or output:
+            raise UserError(
+                f"{names[0]} is a run, whose page is {run_dir.report}: --against, --suite and "
+                "--output are of trainings"
+            )
+        _write_run(run_dir, names[0])
+        return
+    known, problems = load(settings)
+    own, base = _chosen(known, names, against, suite)
+    if not own:
+        raise UserError(f"no runs under {settings.runs_dir}")
+    baseline = base[0].training if base and len(base) > 1 else None
+    found = _series_of(known, own if baseline is None else [*own, *base], suite)
+    alone = _series_of(known, own, suite)
+    file = output or Path(f"{_file_name(alone)}.html")
+    drawing.check_page(file, experiment_page.MARK, "--output")
+    raised, notes, _ = alarms_of(known, alone, suite)
+    page = experiment_page.render(
+        Experiment(
+            found=found,
+            baseline=baseline,
+            alarms=raised,
+            compared=list(_comparisons(alone, base, settings)),
+            notes=list(dict.fromkeys([*found.notes, *notes, *problems])),
+        )
+    )
+    drawing.write_page(file, page, experiment_page.MARK, "--output")
+    sys.stdout.write(f"{file.absolute()}\n")
+    for line in problems:
+        say(line)
+
+
+def _run(name: str, settings: Settings) -> RunDir | None:
+    """Return the run of this name, None if it names none."""
+    try:
+        return find(name, settings)
+    except UserError:
+        return None
+
+
+def _write_run(run_dir: RunDir, name: str) -> None:
+    results = read_results(run_dir)
+    if results is None:
+        raise UserError(
+            f"run {name} has not ended, and has no page yet: `coordinate-eval status {name}` shows "
+            "how far it is"
+        )
+    if problem := write_report(run_dir, results):
+        raise UserError(problem)
+    sys.stdout.write(f"{run_dir.report}\n")
+
+
+def _chosen(
+    known: Sequence[Kept], names: Sequence[str], against: str | None, suite: str | None
+) -> tuple[Sequence[Row], Sequence[Row]]:
+    """Return the checkpoints that are shown, and those that they are compared with.
+
+    The latter are all of a training, or a single one.
+
+    Raises:
+        UserError: there is no such training, run or checkpoint.
+    """
+    own = series(known, names, suite).rows
+    if against is None:
+        return own, []
+    try:
+        base = series(known, [against], suite).rows
+    except UserError:
+        named = (against, str(Path(against).resolve()))
+        every = series(known, suite=suite).rows
+        base = [row for row in every if row.checkpoint in named or against in row.runs][:1]
+        if not base:
+            raise UserError(
+                f"--against {against}: no training, checkpoint or run of this name has scores"
+            ) from None
+        return own, base
+    trainings = list(names_of(base).keys())
+    if len(trainings) > 1:
+        raise UserError(f"--against {against} names several trainings: {', '.join(trainings)}")
+    others = [row for row in own if row.training != trainings[0]]
+    if not others:
+        raise UserError(f"--against {against}: no other training is shown")
+    return others, base
+
+
+def _series_of(known: Sequence[Kept], rows: Sequence[Row], suite: str | None) -> Series:
+    wanted = {row.checkpoint for row in rows}
+    return series([each for each in known if each.checkpoint in wanted], suite=suite)
+
+
+def _file_name(found: Series) -> str:
+    name = "-".join(names_of(found.rows).values())
+    return re.sub(r"[^A-Za-z0-9_.+-]+", "-", name).strip("-.")[:100] or "scores"
+
+
+def _comparisons(found: Series, base: Sequence[Row], settings: Settings) -> Iterator[Compared]:
+    """Yield the last checkpoint of each training against the one before it, and the baseline."""
+    names = names_of(found.rows)
+    for training, name in list(names.items())[:_MOST_COMPARED]:
+        rows = [row for row in found.rows if row.training == training and row.scores]
+        rows = [row for row in rows if row.step is not None] or rows
+        of = f"{name}: " if len(names) > 1 else ""
+        if len(rows) > 1:
+            yield _compared(f"{of}the last checkpoint against the one before", rows[-2:], settings)
+        if rows and base:
+            yield _compared(
+                f"{of}the last checkpoint against the baseline",
+                [_like(rows[-1], base), rows[-1]],
+                settings,
+            )
+
+
+def _like(row: Row, base: Sequence[Row]) -> Row:
+    """Return the baseline's checkpoint at the same step or the last before it, or its first."""
+    scored = [each for each in base if each.scores] or base
+    before = [each for each in scored if (each.step or 0) <= (row.step or 0)]
+    return before[-1] if before else scored[0]
+
+
+def _compared(title: str, pair: Sequence[Row], settings: Settings) -> Compared:
+    """Return what differs item by item where both runs are there, else by the kept scores."""
+    first, second = pair
+    heads = _heads(first, second)
+    try:
+        found = compare(find(first.runs[0], settings), find(second.runs[0], settings))
+        rows = [*([found.mean] if found.mean else []), *found.groups, *found.datasets]
+        return Compared(title, heads, summary_of(heads, found), [_words(each) for each in rows])
+    except (CoordinateError, OSError) as error:
+        measured = _apart(first, second)
+        told = [each.verdict for each in measured]
+        summary = (
+            f"Not item by item: {str(error).splitlines()[0]} By the errors of both scores, as if "
+            f"each had answered other items: better in {told.count('better')}, worse in "
+            f"{told.count('worse')}, too close in {told.count('no difference')}."
+        )
+        return Compared(title, heads, summary, [_words(each) for each in measured])
+
+
+def _heads(first: Row, second: Row) -> tuple[str, str]:
+    if first.training != second.training:
+        names = names_of([first, second])
+        return tuple(f"{names[row.training]}, {_step(row)}" for row in (first, second))  # type: ignore[return-value]  # of two
+    return _step(first), _step(second)
+
+
+def _step(row: Row) -> str:
+    return f"step {row.step:,}" if row.step is not None else Path(row.checkpoint).name
+
+
+def _apart(first: Row, second: Row) -> list[Measured]:
+    """Return the differences of two checkpoints' scores with the errors that these have."""
+    measured = []
+    for name in first.scores.keys() & second.scores.keys():
+        before, now = first.score(name), second.score(name)
+        errors = [item_error(each.value, each.stderr, each.items) for each in (before, now)]
+        error, difference = math.hypot(*errors), now.value - before.value
+        if not all(errors) or not math.isfinite(difference):
+            continue
+        measured.append(
+            Measured(
+                name=name, first=before.value, second=now.value, difference=difference,
+                stderr=error, low=difference - _SURE * error, high=difference + _SURE * error,
+                p=math.erfc(abs(difference) / error / math.sqrt(2)), metric=now.metric,
+                higher_is_better=now.higher_is_better,
+            )
+        )  # fmt: skip
+    order = {name: place for place, name in enumerate(second.scores)}
+    measured.sort(key=lambda each: order[each.name])
+    return with_verdicts(measured)
+
+
+def _words(each: Measured) -> tuple[str, str, str, str, str, str, str]:
+    interval = (
+        "" if each.low is None or each.high is None else f"{each.low:+.4f} … {each.high:+.4f}"
+    )
+    name = f"{each.name} ({each.datasets})" if each.datasets > 1 else each.name
+    return (
+        name, f"{each.first:.4f}", f"{each.second:.4f}", f"{each.difference:+.4f}", interval,
+        "" if each.p is None else p_words(each.p), each.verdict or "",
+    )  # fmt: skip

@@ -1,0 +1,366 @@
+"""The scores of trainings as one HTML page: curves, alarms, what has changed, and what it cost.
+
+D3 and Observable Plot, in `libraries/`, draw the charts from data in the page. It loads nothing,
+and runs no script but those whose hashes its policy names. Names come from paths, suites and
+runs: in the page they are escaped, and in the data they are JSON without any `<`.
+"""
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from coordinate_eval import __version__
+from coordinate_eval._format import duration, plain, plural
+from coordinate_eval.coordinator.display.drawing import source, template
+from coordinate_eval.coordinator.history.alarms import Alarm
+from coordinate_eval.coordinator.history.curve import SLOPE_STEPS, Curve, curve_of, item_error
+from coordinate_eval.coordinator.history.series import Column, Row, Series, mean_column
+
+MARK = '<meta name="generator" content="coordinate-eval training">'
+"""Marks a page that another one may replace."""
+
+MOST_CHECKPOINTS = 400
+"""Checkpoints of a training that are drawn; of more, evenly many."""
+
+_SCRIPTS = ("libraries/d3.min.js", "libraries/plot.umd.min.js", "experiment.js")
+
+
+class Compared(NamedTuple):
+    """The scores of two checkpoints, in words."""
+
+    title: str
+    heads: tuple[str, str]
+    summary: str
+    rows: Sequence[tuple[str, str, str, str, str, str, str]]
+    """Name, both scores, difference, interval, p, and the verdict."""
+
+
+class Experiment(NamedTuple):
+    """All that the page shows."""
+
+    found: Series
+    """The trainings, and the baseline's if it is one."""
+    baseline: str | None
+    """The training that the others are drawn against."""
+    alarms: Sequence[Alarm]
+    compared: Sequence[Compared]
+    notes: Sequence[str]
+
+
+class _Column(NamedTuple):
+    """A chart: its place in the page's data, and what is said beside it."""
+
+    name: str
+    now: str
+    told: str
+
+
+class _Cost(NamedTuple):
+    name: str
+    scores: int
+    missing: int
+    gpu_hours: str
+    planned: str
+    took: str
+
+
+def render(shown: Experiment) -> str:
+    """Return the page."""
+    trainings = names_of(shown.found.rows)
+    rows = {
+        training: _thinned([row for row in shown.found.rows if row.training == training])
+        for training in trainings
+    }
+    made = _Charts(shown, trainings, rows)
+    sections = list(made.sections())
+    data = {
+        "trainings": [
+            {"name": name, "baseline": training == shown.baseline}
+            for training, name in trainings.items()
+        ],
+        "columns": made.data,
+        "domain": _domain(rows),
+        "alarms": [
+            {"what": alarm.what, "step": alarm.row.step, "kind": alarm.kind}
+            for alarm in shown.alarms
+        ],
+    }
+    scripts = [source(name) for name in _SCRIPTS]
+    own = [row for row in shown.found.rows if row.training != shown.baseline]
+    title = ", ".join(name for training, name in trainings.items() if training != shown.baseline)
+    return template("experiment.html.j2").render(
+        mark=MARK,
+        version=__version__,
+        hashes=" ".join(map(_hash, scripts)),
+        scripts=scripts,
+        data=_json(data),
+        title=title,
+        subtitle=_subtitle(shown, trainings),
+        tiles=_tiles(shown, own, made.mean),
+        alarms=[_alarm(alarm, trainings) for alarm in shown.alarms],
+        notes=[*shown.notes, *_thinned_words(shown.found.rows, rows)],
+        legend=_legend(shown, trainings),
+        sections=sections,
+        columns=made.told,
+        comparisons=shown.compared,
+        cost=_cost_words(own),
+        checkpoints=[_cost(row, trainings) for row in sorted(own, key=lambda row: -row.created)],
+    )
+
+
+def names_of(rows: Sequence[Row]) -> dict[str, str]:
+    """Return a short name for each training that no other one has."""
+    trainings = list(dict.fromkeys(row.training for row in rows))
+    short = [PurePath(training).name for training in trainings]
+    return {
+        training: training if short.count(name) > 1 or not name else name
+        for training, name in zip(trainings, short, strict=True)
+    }
+
+
+class _Charts:
+    """The charts, as data for the script and as words."""
+
+    def __init__(
+        self, shown: Experiment, trainings: Mapping[str, str], rows: Mapping[str, Sequence[Row]]
+    ) -> None:
+        self._found, self._names, self._rows = shown.found, trainings, rows
+        self._baseline = shown.baseline
+        self.data: list[dict[str, Any]] = []
+        self.told: list[_Column] = []
+        self.mean: Curve | None = None
+        """Of the first training."""
+
+    def sections(self) -> Iterator[tuple[str, list[int]]]:
+        """Yield headings with the places of their charts."""
+        found = self._found
+        if (mean := mean_column(found, found.rows)) is not None:
+            yield "", [self._add(mean, f"mean of {plural(len(mean.datasets), 'dataset')}")]
+        groups: dict[str, list[str]] = {}
+        for name in found.datasets:
+            groups.setdefault(found.groups.get(name, ""), []).append(name)
+        means = []
+        for group, members in groups.items():
+            if group and len(members) > 1 and (of := _averaged(found, members)):
+                means.append(self._add(Column(group, of, mean=True), f"mean of {len(of)}"))
+        if means:
+            yield "Groups", means
+        for group, members in sorted(groups.items(), key=lambda each: not each[0]):
+            heading = group or ("Other datasets" if len(groups) > 1 else "Datasets")
+            yield heading, [self._add(Column(n, [n], mean=False), "", group) for n in members]
+        if costs := [place for place in self._costs() if place is not None]:
+            yield "Cost of each checkpoint", costs
+
+    def _add(self, column: Column, of: str, group: str = "") -> int:
+        drawn = []
+        curves = []
+        for number, (training, rows) in enumerate(self._rows.items()):
+            known = [row for row in rows if row.step is not None and column.value(row) is not None]
+            values = [column.value(row) for row in known]
+            curve = curve_of(column, known)
+            if training != self._baseline:
+                curves.append(curve)
+            errors = [_error(column, row) for row in known]
+            drawn.append(
+                _series(
+                    number,
+                    [row.step or 0 for row in known],
+                    [math.nan if value is None else value.value for value in values],
+                    errors,
+                    curve,
+                )
+            )
+        first = next((curve for curve in curves if curve is not None), None)
+        if column.name == "mean" and column.mean:
+            self.mean = first
+        self._place(column.name, group, drawn, first, of)
+        return len(self.data) - 1
+
+    def _place(
+        self, name: str, group: str, drawn: list[dict[str, Any]], curve: Curve | None, of: str
+    ) -> None:
+        steps = [step for one in drawn for step in one["steps"]]
+        values = [value for one in drawn for value in one["values"] if value is not None]
+        told = f"{curve.goes} per {SLOPE_STEPS:,} steps" if curve else ""
+        jumps = "; ".join(curve.jumps) if curve else ""
+        summary = f"{plain(name)}: {plural(len(values), 'checkpoint')}"
+        if values:
+            summary += f" from step {min(steps):,} to {max(steps):,}, {values[0]:.4g} to "
+            summary += f"{values[-1]:.4g}"
+        words = [summary, *([f"smoothed now {curve.now}", told] if curve else []), jumps]
+        self.data.append(
+            {
+                "name": name,
+                "group": group,
+                "series": drawn,
+                "summary": ". ".join(filter(None, words)),
+                "zero": False,
+            }
+        )
+        now = curve.now if curve else f"{values[-1]:.4g}" if values else "no score"
+        self.told.append(_Column(name, now, "; ".join(filter(None, [of, told, jumps])) or "table"))
+
+    def _costs(self) -> Iterator[int | None]:
+        """Yield the places of charts of GPU hours, and of actual over planned time."""
+        for name, of in (("GPU hours", _gpu_hours), ("time taken, over planned", _over_plan)):
+            drawn = []
+            for number, rows in enumerate(self._rows.values()):
+                known = [row for row in rows if row.step is not None and of(row) is not None]
+                steps = [row.step or 0 for row in known]
+                values = [of(row) or 0.0 for row in known]
+                drawn.append(_series(number, steps, values, [0.0] * len(steps), None))
+            if not any(one["steps"] for one in drawn):
+                yield None
+                continue
+            self._place(name, "", drawn, None, "")
+            self.data[-1] |= {"zero": True, "dashed": True}
+            yield len(self.data) - 1
+
+
+def _gpu_hours(row: Row) -> float | None:
+    return None if row.gpu_seconds is None else row.gpu_seconds / 3600
+
+
+def _over_plan(row: Row) -> float | None:
+    """Return the time of a run over what its plan said."""
+    if not row.planned_seconds or row.seconds is None:
+        return None
+    return row.seconds / row.planned_seconds
+
+
+def _series(
+    training: int,
+    steps: Sequence[int],
+    values: Sequence[float],
+    errors: Sequence[float],
+    curve: Curve | None,
+) -> dict[str, Any]:
+    """Return the points of a training; smoothed ones are null where a value is no number."""
+    finite = [math.isfinite(value) for value in values]
+    made: dict[str, Any] = {
+        "training": training,
+        "steps": list(steps),
+        "values": [_short(value) for value in values],
+        "errors": [_short(error) for error in errors],
+        "changes": [] if curve is None else [change._asdict() for change in curve.changes],
+    }
+    if curve is not None:
+        for name in ("level", "low", "high"):
+            smoothed = iter(getattr(curve, name))
+            made[name] = [_short(next(smoothed)) if yes else None for yes in finite]
+    return made
+
+
+def _error(column: Column, row: Row) -> float:
+    scores = [row.score(name) for name in column.datasets]
+    return math.hypot(*(item_error(s.value, s.stderr, s.items) for s in scores)) / len(scores)
+
+
+def _averaged(found: Series, members: Sequence[str]) -> list[str]:
+    """Return the members whose mean says something."""
+    mean = mean_column(found._replace(datasets=members), found.rows)
+    return list(mean.datasets) if mean is not None else []
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def _thinned(rows: Sequence[Row]) -> list[Row]:
+    """Return at most so many rows that are drawn, the newest among them."""
+    step = -(-len(rows) // MOST_CHECKPOINTS) or 1
+    return list(reversed(rows[::-1][::step]))
+
+
+def _thinned_words(every: Sequence[Row], rows: Mapping[str, Sequence[Row]]) -> list[str]:
+    drawn = sum(map(len, rows.values()))
+    if drawn == len(every):
+        return []
+    return [f"charts show {drawn:,} of {len(every):,} checkpoints, evenly chosen"]
+
+
+def _domain(rows: Mapping[str, Sequence[Row]]) -> list[int]:
+    steps = [row.step for each in rows.values() for row in each if row.step is not None]
+    return (
+        [min(steps), max(steps)]
+        if steps and min(steps) < max(steps)
+        else [0, 1 + max(steps, default=0)]
+    )
+
+
+def _subtitle(shown: Experiment, trainings: Mapping[str, str]) -> str:
+    folders = ", ".join(training for training in trainings if training != shown.baseline)
+    against = f", against {shown.baseline}" if shown.baseline is not None else ""
+    return f"Scores of the checkpoints in {folders}{against}"
+
+
+def _legend(shown: Experiment, trainings: Mapping[str, str]) -> list[tuple[str, str]]:
+    if len(trainings) < 2:
+        return []
+    return [
+        (
+            "var(--faint)" if training == shown.baseline else f"var(--line{number % 8})",
+            f"{name} (baseline)" if training == shown.baseline else name,
+        )
+        for number, (training, name) in enumerate(trainings.items())
+    ]
+
+
+def _tiles(shown: Experiment, own: Sequence[Row], mean: Curve | None) -> Iterator[tuple[str, str]]:
+    steps = [row.step for row in own if row.step is not None]
+    yield f"{len(own):,}", f"checkpoints, to step {max(steps):,}" if steps else "checkpoints"
+    yield f"{len(shown.found.datasets):,}", "datasets"
+    if mean is not None:
+        yield mean.now, "mean, smoothed, now"
+        yield mean.goes, f"per {SLOPE_STEPS:,} steps"
+    hours = sum(row.gpu_seconds or 0.0 for row in own) / 3600
+    yield f"{hours:,.1f} h", "GPU time"
+    yield f"{len(shown.alarms):,}", "alarms" if len(shown.alarms) != 1 else "alarm"
+
+
+def _alarm(alarm: Alarm, trainings: Mapping[str, str]) -> str:
+    where = f"{trainings.get(alarm.row.training, '')}, " if len(trainings) > 1 else ""
+    until = "" if alarm.last == alarm.row else f", until step {alarm.last.step:,}"
+    good = f"; the last good one is step {alarm.good.step:,}" if alarm.good else ""
+    return f"{where}step {alarm.row.step:,}: {alarm.what}: {alarm.kind}: {alarm.words}{until}{good}"
+
+
+def _cost(row: Row, trainings: Mapping[str, str]) -> _Cost:
+    name = f"step {row.step:,}" if row.step is not None else PurePath(row.checkpoint).name
+    return _Cost(
+        name=f"{trainings[row.training]}, {name}" if len(trainings) > 1 else name,
+        scores=len(row.scores),
+        missing=len(row.missing),
+        gpu_hours="" if (hours := _gpu_hours(row)) is None else f"{hours:.2f}",
+        planned="" if row.planned_seconds is None else duration(row.planned_seconds),
+        took="" if row.seconds is None else duration(row.seconds),
+    )
+
+
+def _cost_words(own: Sequence[Row]) -> str:
+    known = [row.gpu_seconds for row in own if row.gpu_seconds is not None]
+    if not known:
+        return "No GPU time is known of these checkpoints."
+    hours = sum(known) / 3600
+    words = f"{hours:,.1f} GPU hours, {hours / len(known):,.2f} for each checkpoint on average."
+    both = [row.seconds / row.planned_seconds for row in own if row.seconds and row.planned_seconds]
+    if both:
+        middle = sorted(both)[len(both) // 2]
+        words += f" From the plan to the last score runs took {middle:.2f} times the planned time "
+        words += f"(median of {len(both):,})."
+    return words
+
+
+def _json(value: object) -> str:
+    """Return JSON that ends no script element and opens no comment."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _hash(script: str) -> str:
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
