@@ -101,7 +101,7 @@ def render(shown: Experiment) -> str:
         title=title,
         subtitle=_subtitle(shown, trainings),
         tiles=_tiles(shown, own, made.mean),
-        alarms=[_alarm(alarm, trainings) for alarm in shown.alarms],
+        alarms=[_alarm(alarm, trainings) for alarm in reversed(shown.alarms)],
         notes=[*shown.notes, *_thinned_words(shown.found.rows, rows)],
         legend=_legend(shown, trainings),
         sections=sections,
