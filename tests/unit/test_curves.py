@@ -158,7 +158,7 @@ def test_history_shows_slopes_and_change_points(tmp_path: Path) -> None:
     refused = call(tmp_path, "history", "--curve", "--csv")
 
     assert "per 1,000 steps" in text
-    assert "at 1,300" in text
+    assert "1,300" in text
     curve = document["curves"][TRAINING]["b"]
     assert len(curve["level"]) == len(curve["low"]) == 20
     assert curve["slope_low"] < 5e-5 < curve["slope_high"]
