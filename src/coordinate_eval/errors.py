@@ -16,6 +16,7 @@ CoordinateError
 │       └── SettingsRefused  it takes no job of these settings
 │           └── NotFromHere      it may take the job from another machine
 ├── EngineError          an engine failed to start or to answer
+├── SaveError            a save of a training was not written, or none can be loaded
 ├── ServerRefuses        a server answers nothing of this run: its key, its model, its address
 ├── ServerSilent         a server gave no usable answer; it may later
 └── RecordError          a file of a run directory is missing, torn or of another version
@@ -102,6 +103,10 @@ class NotFromHere(SettingsRefused):
 
 class EngineError(CoordinateError):
     """An engine failed to start or to answer."""
+
+
+class SaveError(CoordinateError):
+    """A save of a training was not written, or none can be loaded. Earlier ones stay."""
 
 
 class ServerRefuses(CoordinateError):

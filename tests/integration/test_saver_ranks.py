@@ -1,0 +1,146 @@
+"""Saves of several ranks, and trainings that are killed and go on."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+from tests.runs import PATIENCE_SECONDS, until
+
+from coordinate_eval.checkpointing import latest
+
+pytest.importorskip("torch")
+
+STEPS = 23
+
+
+class Ranks:
+    """The processes of one training."""
+
+    def __init__(self, folder: Path, size: int, *args: str) -> None:
+        meeting = folder.with_name(f"meeting-{time.monotonic_ns()}")
+        self.folder = folder
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.tiny_training", str(folder), str(STEPS), *args],
+                env={
+                    **os.environ,
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(size),
+                    "MEETING": str(meeting),
+                    "OMP_NUM_THREADS": "1",
+                    "PYTHONWARNINGS": "ignore",
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+
+    def ends(self) -> list[tuple[int, str, str]]:
+        """Exit status, output and errors of each rank."""
+        found = []
+        for process in self.processes:
+            out, err = process.communicate(timeout=PATIENCE_SECONDS)
+            found.append((process.returncode, out, err))
+        return found
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+        self.ends()
+
+
+def digest(ends: list[tuple[int, str, str]]) -> str:
+    """The digest that all ranks have printed."""
+    for status, _, err in ends:
+        assert status == 0, err
+    (found,) = {out.split()[-1] for _, out, _ in ends}
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_training_that_is_killed_at_any_instant_ends_as_an_undisturbed_one(
+    tmp_path: Path, size: int
+) -> None:
+    wanted = digest(Ranks(tmp_path / "undisturbed", size).ends())
+    random, folder = Random(size), tmp_path / "killed"
+    began = []
+    for _ in range(3):
+        ranks = Ranks(folder, size, "--pause", "0.02")
+        line = ranks.processes[0].stdout.readline()  # type: ignore[union-attr]
+        began.append(int(line.split()[-1]))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ranks.processes[0].wait(random.uniform(0.05, 0.8))
+        ranks.kill()
+    assert began == sorted(began)
+    ends = Ranks(folder, size).ends()
+    assert digest(ends) == wanted
+    assert {p.name for p in folder.iterdir() if p.name.startswith(".")} == {".saver.json"}
+    assert sorted(p.name for p in folder.glob("step-*")) == ["step-15", "step-20", "step-23"]
+
+
+def test_a_rank_that_is_told_to_end_has_all_of_them_save_and_end(tmp_path: Path) -> None:
+    wanted = digest(Ranks(tmp_path / "undisturbed", 2).ends())
+    ranks = Ranks(tmp_path / "told", 2, "--pause", "0.1")
+    assert ranks.processes[1].stdout
+    ranks.processes[1].stdout.readline()
+    ranks.processes[1].send_signal(signal.SIGUSR1)
+    ends = ranks.ends()
+    digest(ends)
+    (ended,) = {int(out.split()[-2]) for _, out, _ in ends}
+    assert ended < STEPS
+    assert latest(tmp_path / "told") == tmp_path / "told" / f"step-{ended}"
+    assert digest(Ranks(tmp_path / "told", 2).ends()) == wanted
+
+
+def test_all_ranks_hear_of_the_disk_of_one(tmp_path: Path) -> None:
+    ends = Ranks(tmp_path / "ckpts", 2, "--fault", "full_disk").ends()
+    digest(ends)
+    for _, out, _ in ends:
+        assert "heard: step 7 was not saved" in out
+        assert "rank 1: " in out
+        assert "File too large" in out
+    assert not (tmp_path / "ckpts" / "step-7").exists()
+
+
+def test_ranks_wait_for_no_dead_one(tmp_path: Path) -> None:
+    ends = Ranks(tmp_path / "ckpts", 2, "--fault", "dying_rank").ends()
+    assert [status for status, _, _ in ends] == [8, 9]
+    assert "heard: step 7 was not saved" in ends[0][1]
+    assert latest(tmp_path / "ckpts") == tmp_path / "ckpts" / "step-5"
+
+
+def test_ranks_that_save_different_steps_are_told(tmp_path: Path) -> None:
+    ends = Ranks(tmp_path / "ckpts", 2, "--fault", "other_step").ends()
+    digest(ends)
+    assert all("ranks save different steps: 7, 8" in out for _, out, _ in ends)
+
+
+def test_what_one_rank_writes_for_all_is_never_missing(tmp_path: Path) -> None:
+    ends = Ranks(tmp_path / "ckpts", 2, "--fault", "lost_tensor").ends()
+    digest(ends)
+    assert all("copied in part: True" in out for _, out, _ in ends)
+
+
+def test_a_second_sigterm_ends_a_training_that_does_not_look(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path / "ckpts", 1, "--pause", "1000")
+    (process,) = ranks.processes
+    assert process.stdout
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    until(lambda: _caught(process.pid), "the first signal is heard")
+    process.send_signal(signal.SIGTERM)
+    assert ranks.ends()[0][0] == -signal.SIGTERM
+
+
+def _caught(process: int) -> bool:
+    """Whether no signal waits for a process."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return "ShdPnd:\t0000000000000000" in status and "SigPnd:\t0000000000000000" in status
