@@ -1,4 +1,4 @@
-"""A training of a tiny model: `python -m tests.tiny_training FOLDER STEPS [--kill STEP]`.
+"""A training of a tiny model: `python -m tests.tiny_training FOLDER STEPS`.
 
 RANK, WORLD_SIZE and MEETING (a file) make it one of several ranks. The model is cut by FSDP2 then.
 It begins at the newest save, takes its data in an order that is shuffled, draws dropout at random,
@@ -154,6 +154,7 @@ def main() -> None:
             training.train()
             time.sleep(given.pause)
             if given.fault and training.step == 7:
+                saver.wait()
                 FAULTS[given.fault](saver, training)
             if saver.due(training.step) or training.step == given.steps:
                 saver.save(training.step, {"app": training})

@@ -14,7 +14,8 @@ from tests.checkpoints import sides
 
 from coordinate_eval.checkpointing import RESUME_FROM, SaveError, Saver, latest
 from coordinate_eval.checkpointing.saves import GOOD
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs.checkpoints import reading
+from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
 from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, look
 
 torch = pytest.importorskip("torch")
@@ -109,8 +110,8 @@ def test_what_is_saved_can_be_evaluated(tmp_path: Path) -> None:
     save_all(tmp_path, 7)
     sides(tmp_path / "step-7")
     (tmp_path / ".step-8.0123456789abcdef.tmp").mkdir()
-    found = checkpoints.inspect(tmp_path / "step-7")
-    source = checkpoints.source(found)
+    found = inspect(tmp_path / "step-7")
+    source = reading.source(found)
     assert torch.equal(source.read("a"), torch.full((40, 30), 7.0))
     assert [saved.path.name for saved in look(tmp_path, Pattern(None))] == ["step-7"]
 
