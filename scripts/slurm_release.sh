@@ -36,8 +36,8 @@ make_root() {
   { grep -rlE 'Acquire::(http|Check)' /etc/apt/apt.conf.d || true; } |
     xargs -r cp -t "$root/etc/apt/apt.conf.d"
   inside bash -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
-    --no-install-recommends slurm-wlm slurm-client munge bubblewrap g++ procps iproute2 openssl \
-    "$@"' make "${more[@]}"
+    --no-install-recommends slurm-wlm slurm-client munge bubblewrap lmod g++ libboost-dev libssl-dev \
+    nodejs procps iproute2 openssl "$@"' make "${more[@]}"
   touch "$root/.made"
 }
 
