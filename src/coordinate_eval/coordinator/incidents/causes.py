@@ -29,18 +29,14 @@ from coordinate_eval.diagnosis.rules import Rules, read_site, shipped, with_site
 from coordinate_eval.errors import EngineError, ForeignError, UserError, with_causes
 
 
-def rules_file() -> Path:
-    """Return the path of the user's own rules, which need not be there."""
-    return Path(platformdirs.user_config_dir("coordinate-eval"), "diagnosis.yaml")
-
-
 def read_rules() -> Rules:
     """Return all rules, in their order.
 
     Raises:
         UserError: the user's file of rules cannot be used.
     """
-    return with_site(read_site(rules_file()))
+    file = Path(platformdirs.user_config_dir("coordinate-eval"), "diagnosis.yaml")
+    return with_site(read_site(file))
 
 
 MOST_LINE = 300
