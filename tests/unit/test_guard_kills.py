@@ -11,6 +11,7 @@ from tests.clocks import SetClock
 from tests.random_examples import LONG
 
 from coordinate_eval.clusters.protocol import End, State
+from coordinate_eval.coordinator.incidents.bad_nodes import avoid
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.training.advice import Save
 from coordinate_eval.coordinator.training.guarding.attempts import (
@@ -28,7 +29,7 @@ from coordinate_eval.coordinator.training.guarding.loop import Guard
 from coordinate_eval.coordinator.training.guarding.policy import Policy
 from coordinate_eval.coordinator.training.guarding.vitals import Vitals
 from coordinate_eval.coordinator.training.spikes import Spike
-from coordinate_eval.errors import ClusterSilent
+from coordinate_eval.errors import ClusterSilent, SubmitRefused
 from coordinate_eval.records import Record
 from coordinate_eval.slurm.batch import BatchJob, Described
 
@@ -63,19 +64,25 @@ class World:
     silences: set[int] = field(default_factory=set)
     """Submissions whose answer is lost; every other one takes effect only later."""
     submissions: int = 0
+    asked: list[tuple[int | None, tuple[str, ...]]] = field(default_factory=list)
+    """The number of nodes, and the excluded ones, of each submission."""
+    takes_exclusions: bool = True
     now: Callable[[str], None] = lambda what: None
     """Called before and after each thing that a guard does."""
 
     def tick(self) -> None:
         for job in self.jobs_by_id.values():
             state = job.shown.state
-            if state is State.PENDING and not job.shown.held:
+            if state is State.PENDING and not job.shown.held and self.starts(job):
                 job.shown = replace(job.shown, state=State.RUNNING, nodes="n[1-2]")
                 self.ran.append(job.shown.job_id)
             elif state is State.RUNNING:
                 self._run(job)
         running = [j for j in self.jobs_by_id.values() if j.shown.state is State.RUNNING]
         assert len(running) <= 1, "two copies of the training run"
+
+    def starts(self, job: _Job) -> bool:
+        return True
 
     def _run(self, job: _Job) -> None:
         job.step += 1
@@ -101,7 +108,10 @@ class World:
         nodes: int | None = None,
     ) -> str:
         self.now("before submit")
+        if exclude and not self.takes_exclusions:
+            raise SubmitRefused("Requested node configuration is not available")
         self.submissions += 1
+        self.asked.append((nodes, tuple(exclude)))
         job_id = str(self.submissions)
         begins = int(variables["COORDINATE_EVAL_RESUME_FROM"] or 0)
         shown = BatchJob(job_id, State.PENDING, reason="JobHeldUser", comment=mark)
@@ -201,6 +211,7 @@ def guard_of(
     root: Path,
     clock: SetClock,
     told: Callable[[str], None] | None = None,
+    policy: Policy | None = None,
     **more: Any,
 ) -> Guard:
     root.mkdir(exist_ok=True)
@@ -208,7 +219,7 @@ def guard_of(
     settings = Settings(cache_dir=str(root / "cache"))
     guarded = Guarded(
         name="t", nonce="0", created=0, script="/t.sbatch", folder="/", checkpoints="/c",
-        policy=Policy(last_step=LAST), settings=settings, python="python", **more,
+        policy=policy or Policy(last_step=LAST), settings=settings, python="python", **more,
     )  # fmt: skip
     guard_dir.guarded.write_text(guarded.model_dump_json())
     (root / "told").mkdir(exist_ok=True)
@@ -407,3 +418,61 @@ def test_a_training_that_ends_well_with_losses_that_are_no_numbers_is_not_comple
     assert (first.what, second.what) == (What.NOT_FINITE, What.FINISHED)
     again = GuardDir(tmp_path / "guard").attempt(2)
     assert again is not None and again.step == 6
+
+
+def run(world: World, root: Path, clock: SetClock, **more: Any) -> Over:
+    guard = guard_of(world, root, clock, **more)
+    for _ in range(500):
+        if not guard.step():
+            clock.sleep(30)
+        if (found := over(root)) is not None:
+            return found
+    raise AssertionError("the guard comes to no end")
+
+
+def test_fewer_nodes_are_asked_for_when_the_first_number_does_not_start(tmp_path: Path) -> None:
+    class Scarce(World):
+        def starts(self, job: _Job) -> bool:
+            return self.asked[int(job.shown.job_id) - 1][0] != 4
+
+    policy = Policy(last_step=LAST, nodes=(4, 3), start_seconds=600)
+    found = run(Scarce({2: End.NODE_FAILED}), tmp_path / "guard", SetClock(), policy=policy)
+    assert found.complete
+    ends = [each.what for each in GuardDir(tmp_path / "guard").history()]
+    assert ends == [What.NEVER_STARTED, What.NODE_FAILED, What.NEVER_STARTED, What.FINISHED]
+
+
+def test_bad_nodes_are_left_out_by_all_guards_of_a_user(tmp_path: Path) -> None:
+    settings = Settings(cache_dir=str(tmp_path / "guard" / "cache"))
+    (tmp_path / "guard").mkdir()
+    avoid(settings, "n2", "it failed an all-gather", "test", SetClock().now())
+    avoid(settings, "gone", "it is none of this cluster", "test", SetClock().now())
+    world = World()
+    assert run(world, tmp_path / "guard", SetClock()).complete
+    assert world.asked == [(None, ("n2",))]
+
+
+def test_where_too_few_nodes_are_left_the_guard_waits_and_tells(tmp_path: Path) -> None:
+    root, clock, told = tmp_path / "guard", SetClock(), list[str]()
+    settings = Settings(cache_dir=str(root / "cache"))
+    root.mkdir()
+    avoid(settings, "n2", "it failed an all-gather", "test", clock.now())
+    found = run(World(takes_exclusions=False), root, clock, told=told.append)
+    assert found.complete  # after an hour the node may be used again
+    assert "1-no-nodes" in told
+    assert clock.slept >= 3600
+
+
+def test_a_script_that_ends_at_once_each_time_is_given_up(tmp_path: Path) -> None:
+    class Useless(World):
+        def _run(self, job: _Job) -> None:
+            job.shown = replace(job.shown, state=State.ENDED, end=End.COMPLETED)
+
+        def look(self, number: int, now: float) -> Vitals:
+            return Vitals()
+
+    world = Useless()
+    found = run(world, tmp_path / "guard", SetClock())
+    assert not found.complete
+    assert found.why.startswith("ended before its last step; 6 attempts in a row")
+    assert len(world.ran) == 6

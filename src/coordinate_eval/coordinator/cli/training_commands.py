@@ -155,12 +155,16 @@ def start(
         guarded = guard_job.read_guarded(guard_dir)
         if wait:
             raise typer.Exit(_run_here(guard_dir, cluster))
-        job_id = guard_job.submit_guard(guarded, guard_dir, cluster)
+        if settings.slurm.supervisor == "login":
+            job_id, who = None, guard_job.begin_here(guarded, guard_dir)
+        else:
+            job_id = guard_job.submit_guard(guarded, guard_dir, cluster)
+            who = f"job {job_id}"
     if as_json:
         found = {"name": guarded.name, "folder": str(guard_dir.root), "job": job_id}
         write_json({"schema": "coordinate-eval/guard-started@1", **found})
         return
-    say(f"guard {guarded.name} is job {job_id}, in {guard_dir.root}")
+    say(f"guard {guarded.name} is {who}, in {guard_dir.root}")
     say(f"`coordinate-eval guard status {guarded.name}` shows the training")
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +88,28 @@ def submit_guard(guarded: Guarded, guard_dir: GuardDir, cluster: Cluster) -> str
     minutes = cluster.limits().allowed(jobs.WAITING_MINUTES, time.time(), gpu_work=False)
     epoch = latest_epoch(guard_dir.run_dir) + 1
     return cluster.submit(guard_job(guarded, guard_dir, epoch, minutes))
+
+
+def begin_here(guarded: Guarded, guard_dir: GuardDir) -> str:
+    """Start a guard as a process that outlives this one, where no job can submit; say which it is.
+
+    Raises:
+        UserError: it cannot be started.
+    """
+    argv = (*jobs.program(guarded.python), "_guard_training", str(guard_dir.root))
+    try:
+        with os.fdopen(_owner.open_log(guard_dir.logs / "guard.login.log"), "ab") as log:
+            process = subprocess.Popen(
+                argv,
+                cwd=guard_dir.logs,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise UserError(f"no guard can be started: {error}") from error
+    return f"process {process.pid} on {os.uname().nodename}"
 
 
 class Handover:

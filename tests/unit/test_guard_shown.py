@@ -1,0 +1,227 @@
+"""What a guard shows, tells, and passes on: goodput, messages, bad nodes, its own successor."""
+
+import http.server
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.clocks import SetClock
+
+from coordinate_eval.clusters.protocol import JobLimits, State, TaskStatus
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.training.guarding import testing_nodes
+from coordinate_eval.coordinator.training.guarding.attempts import (
+    Attempt,
+    Begun,
+    Ended,
+    GuardDir,
+    Guarded,
+    JobOf,
+    Logs,
+    What,
+)
+from coordinate_eval.coordinator.training.guarding.guard_job import Handover, prefix
+from coordinate_eval.coordinator.training.guarding.policy import Policy
+from coordinate_eval.coordinator.training.guarding.shown import status
+from coordinate_eval.coordinator.training.guarding.tell import Notifier
+from coordinate_eval.coordinator.training.guarding.vitals import Vitals
+from coordinate_eval.coordinator.training.guarding.watching import Watching
+from coordinate_eval.coordinator.training.guarding.why import cause_of, named_nodes
+from coordinate_eval.diagnosis.cause import Cause
+from coordinate_eval.records import Record
+from coordinate_eval.slurm.batch import Described
+
+
+def guarded(folder: Path, **policy: Any) -> tuple[GuardDir, Guarded]:
+    (folder / "attempts").mkdir()
+    (folder / "told").mkdir()
+    made = Guarded(
+        name="t", nonce="0", created=0, script="/t.sbatch", folder=str(folder), checkpoints="/c",
+        policy=Policy(**policy), settings=Settings(), python="python",
+    )  # fmt: skip
+    return GuardDir(folder), made
+
+
+def write(guard_dir: GuardDir, number: int, **records: Record) -> None:
+    for name, record in records.items():
+        what = "" if name == "attempt" else name
+        guard_dir.of_attempt(number, what).write_text(record.model_dump_json())
+
+
+def test_goodput_is_the_time_of_steps_that_are_kept(tmp_path: Path) -> None:
+    guard_dir, training = guarded(tmp_path)
+    write(
+        guard_dir,
+        1,
+        attempt=Attempt(number=1, decided=0),
+        job=JobOf(job_id="7", time=1),
+        begun=Begun(time=100, nodes="n[1-2]"),
+        vitals=Vitals(first_step=0, last_step=100, stepped=200, seen=1200, loss=2.5),
+        end=Ended(number=1, what=What.NODE_FAILED, time=1300, last_step=100),
+    )
+    write(
+        guard_dir,
+        2,
+        attempt=Attempt(
+            number=2, decided=1350, step=80, checkpoint="/c/step-80", why="lost a node"
+        ),
+        job=JobOf(job_id="8", time=1350),
+        begun=Begun(time=1400, nodes="n[2-3]"),
+        vitals=Vitals(first_step=80, last_step=100, stepped=1500, seen=1700, loss=2.4),
+    )
+    found = status(guard_dir, training, 2000)
+    assert found["state"] == "running"
+    assert found["lost_steps"] == 20
+    assert found["restart_seconds"] == 200
+    # 800 s of the first attempt, whose last 20 steps were repeated, and 200 s of the second.
+    assert found["goodput"] == pytest.approx(1000 / 2000)
+    first, second = found["attempts"]
+    assert (first["what"], first["incident"], first["done"]) == ("lost a node", True, "lost a node")
+    assert (second["what"], second["incident"], second["job"]) == ("", False, "8")
+
+
+def test_a_guard_that_has_not_begun_shows_nothing(tmp_path: Path) -> None:
+    found = status(*guarded(tmp_path), 100)
+    assert (found["state"], found["goodput"], found["attempts"]) == ("between attempts", None, [])
+
+
+def test_a_message_reaches_command_and_webhook_once(tmp_path: Path) -> None:
+    got: list[bytes] = []
+
+    class Hook(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Hook) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        code = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
+        guard_dir, training = guarded(
+            tmp_path,
+            command=[sys.executable, "-c", code, str(tmp_path / "heard")],
+            webhook=f"http://127.0.0.1:{server.server_port}/",
+        )
+        for _ in range(2):  # the second is a guard that was started again
+            notifier = Notifier(guard_dir, training.policy, {}, lambda words: None)
+            notifier.tell("1", {"what": "hung"})
+            notifier.wait()
+        server.shutdown()
+    assert [json.loads(each)["what"] for each in got] == ["hung"]
+    (line,) = (tmp_path / "heard").read_text().splitlines()
+    assert json.loads(line)["schema"] == "coordinate-eval/incident@1"
+
+
+def test_what_cannot_be_told_is_noted_and_hurts_nobody(tmp_path: Path) -> None:
+    noted: list[str] = []
+    guard_dir, training = guarded(
+        tmp_path, command=["/no/such/program"], webhook="http://127.0.0.1:1/"
+    )
+    notifier = Notifier(guard_dir, training.policy, {}, noted.append)
+    notifier.tell("1", {})
+    notifier.wait()
+    assert sorted(words.split()[0] for words in noted) == ["`command`", "`webhook`"]
+
+
+def test_a_test_of_nodes_tells_the_bad_ones_or_why_there_is_none() -> None:
+    nodes = [
+        {"node": "n1", "verdict": "good", "why": ""},
+        {"node": "n2", "verdict": "bad", "why": "it failed with n1: timeout"},
+    ]
+    said = json.dumps({"nodes": nodes, "drain": "scontrol update nodename=n2"})
+    found = testing_nodes.read(said, "")
+    assert found.bad == ("n2",)
+    assert found.words == "tested in pairs: 1 good, 1 bad; n2: it failed with n1: timeout"
+    assert found.drain == "scontrol update nodename=n2"
+    failed = testing_nodes.read("", "x\ncoordinate-eval: --nodes runs torch, which is missing\n")
+    assert failed.bad == ()
+    assert failed.words.endswith("were not tested: --nodes runs torch, which is missing")
+
+
+def test_the_cause_is_the_root_in_the_logs_of_all_ranks_and_of_this_attempt(tmp_path: Path) -> None:
+    first, second = tmp_path / "rank-0.log", tmp_path / "rank-1.log"
+    old = "ModuleNotFoundError: No module named 'x'\n"
+    first.write_text(f"{old}[rank0]: torch.distributed.DistBackendError: NCCL timeout\n")
+    second.write_text("[rank1]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n")
+    failed = Described("FAILED", end=None, exit_code="1:0")  # type: ignore[arg-type]
+    logs = [first, second, tmp_path / "missing"]
+    found = cause_of(logs, {str(first): len(old)}, Settings(), failed)
+    assert found is not None and found.reason == "ECC Error"
+    assert found.log == str(second)
+    before = cause_of([first], {}, Settings(), failed)
+    assert before is not None and before.reason == "Import Error"
+
+
+def test_nodes_that_a_hardware_cause_names_are_to_blame() -> None:
+    ecc = Cause(
+        reason="ECC Error", category="infrastructure", cure="", then="node",
+        line="gpu12: uncorrectable ECC error on gpu-1", log="/logs/gpu7.log",
+    )  # fmt: skip
+    assert named_nodes(ecc, ["gpu1", "gpu12", "gpu", "gpu7"]) == ["gpu12", "gpu7"]
+    assert named_nodes(ecc.model_copy(update={"category": "script"}), ["gpu12"]) == []
+
+
+def test_lines_of_an_attempt_before_in_the_same_log_are_not_its_own(tmp_path: Path) -> None:
+    guard_dir, training = guarded(tmp_path)
+    log = tmp_path / "train.log"
+    log.write_text("step 90 loss 1.0\n")
+    size = log.stat().st_size
+    logs = Logs(own=(str(log),), sizes={str(log): size})
+    guard_dir.of_attempt(1, "logs").write_text(logs.model_dump_json())
+    watch = Watching(guard_dir, training, lambda words: None)
+    assert watch.look(1, 1.0).last_step is None
+    with log.open("a") as file:
+        file.write("step 11 loss 2.5\nstep 12 loss 2.25\n")
+    # Another guard goes on where this one was killed.
+    found = Watching(guard_dir, training, lambda words: None).look(1, 2.0)
+    assert (found.last_step, found.loss) == (12, 2.25)
+    kept = [json.loads(line)["step"] for line in guard_dir.points.read_text().splitlines()]
+    assert kept == [11, 12]
+
+
+class Jobs:
+    """A cluster that has a guard's jobs."""
+
+    def __init__(self) -> None:
+        self.submitted: list[Any] = []
+
+    def limits(self) -> JobLimits:
+        return JobLimits()
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        return [
+            TaskStatus(name=job.name, job_id=str(number), state=State.PENDING)
+            for number, job in enumerate(self.submitted, start=1)
+            if job.name.startswith(prefix)
+        ]
+
+    def submit(self, job: Any) -> str:
+        self.submitted.append(job)
+        return str(len(self.submitted))
+
+
+def test_a_guard_submits_its_successor_once_and_leaves_before_its_end(tmp_path: Path) -> None:
+    guard_dir, training = guarded(tmp_path)
+    cluster, clock = Jobs(), SetClock()
+    handover = Handover(guard_dir, training, cluster, 240, lambda words: None, clock)  # type: ignore[arg-type]
+    assert not handover.leaves()
+    assert not cluster.submitted
+    clock.sleep(215 * 60)
+    left = [handover.leaves() for _ in range(30) if clock.sleep(60) is None]  # type: ignore[func-returns-value]
+    assert [job.name for job in cluster.submitted] == [f"{prefix(training)}super1"]
+    assert cluster.submitted[0].requeue
+    assert left.index(True) >= 20
+
+
+def test_a_guard_that_is_warned_leaves_at_once(tmp_path: Path) -> None:
+    guard_dir, training = guarded(tmp_path)
+    cluster = Jobs()
+    handover = Handover(guard_dir, training, cluster, 240, lambda words: None, SetClock())  # type: ignore[arg-type]
+    handover.ask()
+    assert handover.leaves()
+    assert len(cluster.submitted) == 1
