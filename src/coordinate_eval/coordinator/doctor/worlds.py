@@ -71,7 +71,7 @@ class Result:
 
     tried: Tried
     why: Mapping[str, str] = field(default_factory=dict)
-    """Why each node failed or was absent, in words for a person."""
+    """The reason why each node failed or was absent, in words for a person."""
     passed: Passed | None = None
     """The report of its slowest node."""
 

@@ -198,7 +198,7 @@ def smooth(points: Sequence[Point], *, share: bool = False) -> Curve | None:
 
 
 class _Passed(NamedTuple):
-    """What the scores say; the last axis of each array is the grid."""
+    """The results of a pass over the scores; the last axis of each array is the grid."""
 
     likelihood: Floats
     level: Floats
@@ -206,10 +206,10 @@ class _Passed(NamedTuple):
     slope: Floats
     slope_variance: Floats
     push: Floats
-    """How strongly each score and all later ones pull at the level, and the variance of that."""
+    """Pull of each score and all later scores at the level, and the variance of the pull."""
     push_variance: Floats
     pull: Floats
-    """How strongly each score alone pulls at the level, and the variance of that."""
+    """Pull of each score alone at the level, and the variance of the pull."""
     pull_variance: Floats
 
 

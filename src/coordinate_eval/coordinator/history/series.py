@@ -31,9 +31,9 @@ class Row(NamedTuple):
     missing: Sequence[str]
     """Datasets that its runs have, and have not scored."""
     gpu_seconds: float | None
-    """Of all its runs."""
+    """GPU seconds of all its runs."""
     seconds: float | None = None
-    """Of its newest run, from the plan to the last score; and what the plan said."""
+    """Seconds of its newest run, from the plan to the last score, and those that the plan said."""
     planned_seconds: float | None = None
     ended: bool = True
     """None of its runs goes on."""

@@ -27,7 +27,7 @@ _SECONDS = 60  # for a tracker's server to answer
 
 
 class Target(NamedTuple):
-    """Where scores are logged."""
+    """The tracker and the place there to which scores are logged."""
 
     tracker: str
     project: str | None = None
@@ -35,11 +35,11 @@ class Target(NamedTuple):
     run: str | None = None
     """Id of a run that is there, such as the training's own. By default a run of its own."""
     folder: Path | None = None
-    """Where TensorBoard's files are."""
+    """Folder of TensorBoard's files."""
 
 
 class Point(NamedTuple):
-    """What is logged of one checkpoint."""
+    """The metrics that are logged of one checkpoint."""
 
     checkpoint: str
     step: int
@@ -101,7 +101,7 @@ def log(runs_dir: str, training: str, every: Sequence[Point], target: Target) ->
 
 
 class _Noted:
-    """What a tracker was told of a training: metrics by checkpoint."""
+    """The metrics of a training that a tracker was told, by checkpoint."""
 
     def __init__(self, runs_dir: str, training: str, target: Target) -> None:
         self._home = measured.folder(runs_dir)

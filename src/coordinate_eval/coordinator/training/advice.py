@@ -1,4 +1,4 @@
-"""What to do after a spike, a divergence or a fall of the scores."""
+"""Advice after a spike, a divergence or a fall of the scores."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass

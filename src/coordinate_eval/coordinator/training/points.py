@@ -1,4 +1,4 @@
-"""What a training reports about itself, whatever it writes: a series of points."""
+"""The reports of a training about itself, whatever it writes: a series of points."""
 
 from dataclasses import dataclass
 

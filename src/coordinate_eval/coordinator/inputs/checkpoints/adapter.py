@@ -227,7 +227,7 @@ class Found:
             UserError: A name is of no kind that is known here.
         """
         self.products: dict[str, dict[int, Factors]] = {}
-        """Of a module, by how deeply it is wrapped. Only one of several parameters is so."""
+        """Factors by module and depth of wrapping, which tells several parameters apart."""
         self.rows: dict[str, str] = {}
         """Trained rows of embeddings, by the module."""
         self.whole: dict[str, str] = {}

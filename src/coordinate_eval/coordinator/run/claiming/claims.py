@@ -51,10 +51,10 @@ OF_DATASETS: frozenset[LedgerName] = frozenset({"requests", "results", "estimate
 LEDGERS: tuple[LedgerName, ...] = get_args(LedgerName)
 
 ClaimEnd = Literal["released", "lost", "died", "given up", "doubled"]
-"""Why an attempt is over, in this order: its owner gave the span back; was ended by something that
-is no work's fault, such as a preemption; died; found that what is left of the span ends every
-owner; or is so slow that another one makes the next attempt meanwhile. Only deaths count against
-the span."""
+"""The reasons why an attempt is over, in this order: its owner gave the span back; was ended by
+something that is no work's fault, such as a preemption; died; found that the rest of the span ends
+every owner; or is so slow that another owner makes the next attempt meanwhile. Only deaths count
+against the span."""
 
 
 class Claim(Record):

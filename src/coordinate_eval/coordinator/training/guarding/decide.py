@@ -1,4 +1,4 @@
-"""What follows when an attempt has ended: one table. Values in, values out."""
+"""Decide what follows when an attempt has ended: one table. Values in, values out."""
 
 from collections.abc import Sequence
 from enum import StrEnum

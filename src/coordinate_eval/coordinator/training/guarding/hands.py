@@ -1,4 +1,4 @@
-"""What every part of the guard works with: the training's files, the scheduler, and the time."""
+"""The hands of every part of the guard: the training's files, the scheduler, and the time."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field

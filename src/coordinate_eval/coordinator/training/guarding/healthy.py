@@ -1,4 +1,4 @@
-"""Which checkpoint a training begins from: the newest that is complete, finite and its own.
+"""The checkpoint that a training begins from: the newest that is complete, finite and its own.
 
 A look at the tensors takes torch, memory and time, so a child process does it, as soon as a
 checkpoint is finished: when a job dies, the answer is there.

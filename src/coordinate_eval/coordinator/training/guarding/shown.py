@@ -1,4 +1,4 @@
-"""What a guard shows of its training: what runs, its incidents, what was done, and its goodput."""
+"""The state of a guarded training: what runs, its incidents, what was done, and its goodput."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Why an attempt has ended: Slurm's word, and the root of what all ranks' logs say."""
+"""The cause of an attempt's end: Slurm's word, and the root of what all ranks' logs say."""
 
 import contextlib
 import re
