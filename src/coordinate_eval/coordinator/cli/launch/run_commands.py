@@ -29,11 +29,7 @@ def run(
     average: launching.Average = False,
     weights: launching.Weights = None,
     step: launching.Step = None,
-    model_config: launching.ModelConfig = None,
-    tokenizer: launching.Tokenizer = None,
-    mapping: launching.Mapping = None,
     check_against: launching.CheckAgainst = None,
-    base: launching.Base = None,
     run_dir: launching.RunDirectory = None,
     dry_run: launching.DryRun = False,
     html: launching.Html = None,
@@ -76,10 +72,7 @@ def run(
         suite,
         _what(checkpoints or [], average, weights),
         step=step,
-        config=model_config,
-        tokenizer=tokenizer,
-        mapping=mapping,
-        base=base,
+        **asked.stand_ins,
         reviewed=reviewed,
         strict=strict or dry_run,  # a dry run builds all of it
     )
@@ -88,8 +81,7 @@ def run(
 
         against.check(inputs.checkpoint, check_against)
     if not (dry_run or wait or plan) and (why := spooled.why_requested(settings)):
-        given = {"config": model_config, "tokenizer": tokenizer, "mapping": mapping, "base": base}
-        given |= {"run_dir": run_dir}
+        given = {**asked.stand_ins, "run_dir": run_dir}
         raise typer.Exit(spooled.request(inputs, settings, why, **given, as_json=as_json))
     if not dry_run:
         raise typer.Exit(start_run(inputs, run_dir, wait=wait, as_json=as_json))

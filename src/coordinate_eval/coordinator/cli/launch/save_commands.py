@@ -144,10 +144,6 @@ def watch(
     *,
     asked: AskedRun,
     strict: launching.Strict = False,
-    model_config: launching.ModelConfig = None,
-    tokenizer: launching.Tokenizer = None,
-    mapping: launching.Mapping = None,
-    base: launching.Base = None,
     dry_run: _DryWatch = False,
     as_json: common.Json = False,
     settings_file: common.SettingsFile = None,
@@ -180,8 +176,7 @@ def watch(
 
     def ask(saved: Saved) -> Inputs:
         return read_inputs(
-            settings, suite, _what(saved), step=saved.step, config=model_config,
-            tokenizer=tokenizer, mapping=mapping, base=base, strict=strict,
+            settings, suite, _what(saved), step=saved.step, strict=strict, **asked.stand_ins
         )  # fmt: skip
 
     watched = Watch(
@@ -229,10 +224,6 @@ def prefetch(
     checkpoint: _Checkpoint = None,
     *,
     asked: AskedPrompts,
-    model_config: launching.ModelConfig = None,
-    tokenizer: launching.Tokenizer = None,
-    mapping: launching.Mapping = None,
-    base: launching.Base = None,
     jobs: _Jobs = None,
     as_json: common.Json = False,
     verbose: _Verbose = False,
@@ -254,10 +245,7 @@ def prefetch(
         settings,
         suite,
         ckpt or checkpoint or latest_checkpoint(settings),
-        config=model_config,
-        tokenizer=tokenizer,
-        mapping=mapping,
-        base=base,
+        **asked.stand_ins,
         strict=False,  # what cannot be built is named at the end
     )
     processes = jobs or len(os.sched_getaffinity(0))

@@ -29,7 +29,15 @@ _SETTINGS = {
 """Options whose settings have other names."""
 
 _OF_SUITE = ("only", "skip", "group", "limit", "precision")
-"""Options that select a part of the suite. All others are settings."""
+"""Options that select a part of the suite."""
+
+_STAND_INS = {
+    "model_config": "config",
+    "tokenizer": "tokenizer",
+    "mapping": "mapping",
+    "base": "base",
+}
+"""Options with files that are taken in place of a checkpoint's own. All others are settings."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,15 @@ class AskedPrompts:
     limit: launching.Limit = None
     precision: launching.Precision = None
     engine: common.Engine = None
+    model_config: launching.ModelConfig = None
+    tokenizer: launching.Tokenizer = None
+    mapping: launching.Mapping = None
+    base: launching.Base = None
+
+    @property
+    def stand_ins(self) -> dict[str, Any]:
+        """Return the files to take in place of a checkpoint's own, as `read_inputs` names them."""
+        return {name: getattr(self, option) for option, name in _STAND_INS.items()}
 
     def load(self, settings_file: Path | None) -> tuple[Settings, Suite]:
         """Return the settings with these options, those that are None left out, and the suite.
@@ -53,7 +70,8 @@ class AskedPrompts:
         from coordinate_eval.coordinator.inputs.suites.suite import load, narrow
 
         given = {each.name: getattr(self, each.name) for each in fields(self)}
-        flags = {_SETTINGS.get(n, n): value for n, value in given.items() if n not in _OF_SUITE}
+        no_settings = {*_OF_SUITE, *_STAND_INS}
+        flags = {_SETTINGS.get(n, n): value for n, value in given.items() if n not in no_settings}
         settings, _ = layers.load(flags, settings_file)
         return settings, narrow(
             load(settings.suite),
