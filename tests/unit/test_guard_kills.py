@@ -11,6 +11,8 @@ from tests.clocks import SetClock
 from tests.random_examples import LONG
 
 from coordinate_eval.clusters.protocol import End, State
+from coordinate_eval.coordinator.history.alarms import Alarm
+from coordinate_eval.coordinator.history.series import Row
 from coordinate_eval.coordinator.incidents.bad_nodes import avoid
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.training.advice import Save
@@ -28,6 +30,7 @@ from coordinate_eval.coordinator.training.guarding.healthy import Choice
 from coordinate_eval.coordinator.training.guarding.loop import Guard
 from coordinate_eval.coordinator.training.guarding.policy import Policy
 from coordinate_eval.coordinator.training.guarding.vitals import Vitals
+from coordinate_eval.coordinator.training.scores import Scores
 from coordinate_eval.coordinator.training.spikes import Spike
 from coordinate_eval.errors import ClusterSilent, SubmitRefused
 from coordinate_eval.records import Record
@@ -177,6 +180,9 @@ class World:
 
     def spike(self) -> Spike | None:
         return None
+
+    def scores(self, now: float) -> Scores:
+        return Scores()
 
     def choose(self, spoiled: Sequence[tuple[int, float]] = ()) -> Choice | None:
         step = max(self.saved, default=0)
@@ -418,6 +424,40 @@ def test_a_training_that_ends_well_with_losses_that_are_no_numbers_is_not_comple
     assert (first.what, second.what) == (What.NOT_FINITE, What.FINISHED)
     again = GuardDir(tmp_path / "guard").attempt(2)
     assert again is not None and again.step == 6
+
+
+def test_a_training_goes_back_once_where_its_scores_fell(tmp_path: Path) -> None:
+    def row(step: int) -> Row:
+        return Row("/t", step, f"/t/step-{step}", [f"run-{step}"], 0.0, {}, [], None)
+
+    class Falling(Diverging):
+        def spike(self) -> Spike | None:
+            return None
+
+        def scores(self, now: float) -> Scores:
+            if 6 not in self.saved:
+                return Scores()
+            fall = Alarm("collapse", "mmlu", row(6), "0.1, and 0.5 was expected", row(3), row(6))
+            return Scores([fall], {3: "healthy", 6: "fallen"})
+
+    world, told = Falling(), list[str]()
+    world.root = tmp_path / "guard"
+    assert run(world, world.root, SetClock(), told=told.append, rollback=True).complete
+    first, second = GuardDir(world.root).history()
+    assert (first.what, second.what) == (What.ROLLED_BACK, What.FINISHED)
+    again = GuardDir(world.root).attempt(2)
+    assert again is not None and (again.step, again.skipped) == (3, "")
+    assert not any(key.startswith("advice") for key in told)
+
+
+def test_no_training_goes_further_back_than_the_policy_allows(tmp_path: Path) -> None:
+    world, told = Diverging(), list[str]()
+    world.root = tmp_path / "guard"
+    policy = Policy(last_step=LAST, most_steps_back=2)
+    found = run(world, world.root, SetClock(), told=told.append, policy=policy, rollback=True)
+    assert found.complete
+    assert GuardDir(world.root).latest() == 1
+    assert "advice-8" in told
 
 
 def run(world: World, root: Path, clock: SetClock, **more: Any) -> Over:

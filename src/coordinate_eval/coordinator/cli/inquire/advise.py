@@ -1,19 +1,18 @@
 """`coordinate-eval advise`: does a training go on, or back, and to which checkpoint?"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from coordinate_eval.coordinator.cli.inquire.history import load
 from coordinate_eval.coordinator.cli.output import console, say, write_json
-from coordinate_eval.coordinator.history.alarms import Alarm, alarms
-from coordinate_eval.coordinator.history.series import series
 from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, look, step_of
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.training.advice import Advice, Save, advise, is_fall
+from coordinate_eval.coordinator.training.advice import Advice, Save, advise
 from coordinate_eval.coordinator.training.guarding.healthy import examine
 from coordinate_eval.coordinator.training.patterns import read_patterns
 from coordinate_eval.coordinator.training.progress import all_points
+from coordinate_eval.coordinator.training.scores import scores_of
 from coordinate_eval.coordinator.training.spikes import Detector
 from coordinate_eval.errors import UserError
 
@@ -35,7 +34,8 @@ def show_advice(
     points, notes = all_points(logs, read_patterns(patterns))
     detector = Detector()
     detector.take(points)
-    raised, scores, problems = _scores(settings, experiment)
+    known, problems = load(settings)
+    raised, scores = scores_of(known, experiment)
     notes += problems
     if not scores and not any(point.loss is not None for point in points):
         told = "".join(f"\n  {note}" for note in notes)
@@ -47,7 +47,7 @@ def show_advice(
     found = advise(
         detector.open,
         saves,
-        [each for each in raised if each.last.step == max(scores)],
+        raised,
         most_back=most_back,
         unfit=lambda path: examine(path).why,
     )
@@ -69,29 +69,7 @@ def show_advice(
     return int(found.onset is not None)
 
 
-def _scores(
-    settings: Settings, experiment: Path
-) -> tuple[list[Alarm], dict[int, Literal["healthy", "fallen"]], list[str]]:
-    """Return the alarms of a training, what the scores of each step say, and what cannot be read.
-
-    Where it has no scores, all are empty.
-    """
-    known, problems = load(settings)
-    try:
-        found = series(known, [str(experiment)])
-    except UserError:
-        return [], {}, problems
-    raised = alarms(found)
-    said: dict[int, Literal["healthy", "fallen"]] = {
-        row.step: "healthy" for row in found.rows if row.step is not None
-    }
-    for each in filter(is_fall, raised):
-        first, last = each.row.step or 0, each.last.step or 0
-        said |= {step: "fallen" for step in said if first <= step <= last}
-    return raised, said, problems
-
-
-def _saves(experiment: Path, scores: dict[int, Literal["healthy", "fallen"]]) -> list[Save]:
+def _saves(experiment: Path, scores: Mapping[int, Literal["healthy", "fallen"]]) -> list[Save]:
     """Return the finished checkpoints in a folder; none where there is no such folder."""
     if not experiment.is_dir():
         return []

@@ -19,6 +19,7 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
 from coordinate_eval.coordinator.training.guarding.healthy import Choice
 from coordinate_eval.coordinator.training.guarding.policy import Policy
 from coordinate_eval.coordinator.training.guarding.vitals import Vitals
+from coordinate_eval.coordinator.training.scores import Scores
 from coordinate_eval.coordinator.training.spikes import Spike
 from coordinate_eval.records import Record
 from coordinate_eval.slurm.batch import BatchJob, Described
@@ -116,6 +117,10 @@ class Watch(Protocol):
 
     def spike(self) -> Spike | None:
         """Return how the loss is going wrong, if it is."""
+        ...
+
+    def scores(self, now: float) -> Scores:
+        """Return what the scores of checkpoints say."""
         ...
 
 

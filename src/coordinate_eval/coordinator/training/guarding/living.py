@@ -1,9 +1,11 @@
 """A job that waits or runs: released once, watched, and ended where something is wrong."""
 
+from dataclasses import replace
+
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import State
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
-from coordinate_eval.coordinator.training.advice import advise
+from coordinate_eval.coordinator.training.advice import advise, is_fall
 from coordinate_eval.coordinator.training.guarding import why
 from coordinate_eval.coordinator.training.guarding.attempts import (
     Attempt,
@@ -52,7 +54,7 @@ class Living:
         if shown.suspended:
             return False
         vitals = self._hands.watch.look(number, self._hands.clock.now())
-        if vitals.last_step is not None and self._goes_back(number):
+        if vitals.last_step is not None and self._goes_back(number, vitals.last_step):
             return True
         if (problem := wrong(vitals, self._hands.policy)) is not None:
             if problem.what is What.SLOW and self._hands.policy.slow == "tell":
@@ -100,22 +102,32 @@ class Living:
         self._hands.create(number, "begun", begun)
         self._hands.say(f"job {shown.job_id} runs on {shown.nodes}")
 
-    def _goes_back(self, number: int) -> bool:
-        """Ask for advice where the loss went wrong for good. Return whether it is followed."""
-        spike = self._hands.watch.spike()
-        if spike is None or spike.decided is None:
+    def _goes_back(self, number: int, step: int) -> bool:
+        """Ask for advice where loss or scores went wrong. Return whether it is followed."""
+        spike, scores = self._hands.watch.spike(), self._hands.watch.scores(self._hands.clock.now())
+        by_loss = spike is not None and spike.decided is not None
+        if not (by_loss or any(map(is_fall, scores.alarms))):
             return False
         folder, checkpoints = self._hands.dir, self._hands.checkpoints
         before = (folder.cancelled(each) for each in range(1, number))
+        already = {each.advice for each in before if each is not None and each.advice}
         advice = advise(
             spike,
-            checkpoints.saves(folder.spoiled()),
-            already={each.advice for each in before if each is not None and each.advice},
+            [
+                replace(each, scores=scores.said.get(each.step))
+                for each in checkpoints.saves(folder.spoiled())
+            ],
+            scores.alarms,
+            already=already,
             most_back=self._hands.policy.most_steps_back,
             unfit=checkpoints.why_unfit,
         )
+        if advice.onset is None or (advice.cause in already and not by_loss):
+            return False  # the same scores as before it went back
         words = "; ".join(advice.evidence)
-        if not self._hands.guarded.rollback or advice.checkpoint is None:
+        back_to = step_of(str(advice.checkpoint)) or 0
+        far = step - back_to > self._hands.policy.most_steps_back
+        if not self._hands.guarded.rollback or advice.checkpoint is None or far:
             back = f"go back to {advice.checkpoint}" if advice.checkpoint else "a person decides"
             skip = f", skip the data of steps {'-'.join(map(str, advice.skip or ()))}"
             skip = skip if advice.skip is not None else ""
@@ -127,7 +139,7 @@ class Living:
             number,
             What.ROLLED_BACK,
             words,
-            onset=(step_of(str(advice.checkpoint)) or 0) + 1,
+            onset=back_to + 1,
             skip=(advice.skip,) if advice.skip is not None else (),
             advice=advice.cause,
         )

@@ -5,16 +5,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.training import progress
 from coordinate_eval.coordinator.training.guarding.attempts import GuardDir, Guarded, Logs
 from coordinate_eval.coordinator.training.guarding.vitals import Vitals, files_of, look, size_of
 from coordinate_eval.coordinator.training.patterns import read_patterns
 from coordinate_eval.coordinator.training.points import Point
 from coordinate_eval.coordinator.training.progress import FilePosition, Position
+from coordinate_eval.coordinator.training.scores import Scores, scores_of
 from coordinate_eval.coordinator.training.spikes import Detector, Spike, State
 
 MOST_BYTES = 16 << 20
 """Read of one log at a look. A log that grows faster is read at its end."""
+
+
+SCORES_SECONDS = 300.0
+"""Time between two looks at the scores of checkpoints."""
 
 
 class Watching:
@@ -31,6 +37,7 @@ class Watching:
         own = guarded.policy.patterns
         self._patterns = read_patterns(Path(guarded.folder, own) if own else None)
         self._noted: set[str] = set()
+        self._scores, self._scored = Scores(), float("-inf")
 
     def files(self, logs: Logs) -> list[Path]:
         """Return the logs of an attempt."""
@@ -70,6 +77,14 @@ class Watching:
     def spike(self) -> Spike | None:
         """Return how the loss is going wrong, if it is."""
         return self._detector().open
+
+    def scores(self, now: float) -> Scores:
+        """Return what the scores of checkpoints say, as they were a few minutes ago at most."""
+        if now - self._scored >= SCORES_SECONDS:
+            known, _ = measured.read(self._guarded.settings.runs_dir)
+            self._scores = scores_of(known, Path(self._guarded.checkpoints))
+            self._scored = now
+        return self._scores
 
     def _detector(self) -> Detector:
         return Detector(_files.read_record_if_there(self._dir.spikes, State))
