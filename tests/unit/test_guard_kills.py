@@ -450,6 +450,21 @@ def test_a_training_goes_back_once_where_its_scores_fell(tmp_path: Path) -> None
     assert not any(key.startswith("advice") for key in told)
 
 
+def test_a_training_that_hangs_after_its_last_save_is_complete(tmp_path: Path) -> None:
+    class Lingering(World):
+        def _run(self, job: _Job) -> None:
+            super()._run(job)
+            if job.shown.end is End.COMPLETED:
+                job.shown = replace(job.shown, state=State.RUNNING, end=End.UNKNOWN)
+
+        def look(self, number: int, now: float) -> Vitals:
+            found = super().look(number, now)
+            late = found.last_step is not None and found.last_step > LAST
+            return found.model_copy(update={"silent": 1e6 if late else 0.0})
+
+    assert run(Lingering(), tmp_path / "guard", SetClock()).complete
+
+
 def test_no_training_goes_further_back_than_the_policy_allows(tmp_path: Path) -> None:
     world, told = Diverging(), list[str]()
     world.root = tmp_path / "guard"

@@ -75,6 +75,8 @@ class Endings:
         reached = max((s for s in (vitals.last_step, saved) if s is not None), default=None)
         before = self._furthest()
         what = why.what_of(end, cancelled, finished=self._is_finished(reached, cancelled))
+        if what is What.HUNG and self._is_saved(saved):
+            what = What.FINISHED  # all is saved, and only its processes did not end
         cause = cancelled.cause if cancelled is not None else None
         if what in (What.FAILED, What.OUT_OF_MEMORY, What.NODE_FAILED, What.LOST):
             cause = why.cause_of_attempt(self._hands, number, described)
@@ -105,11 +107,18 @@ class Endings:
             furthest = max(furthest, each.last_step or 0)
         return furthest
 
+    def _is_saved(self, saved: int | None) -> bool:
+        """Return whether the last step is saved, for sure."""
+        policy = self._hands.policy
+        if policy.done_file and Path(self._hands.guarded.folder, policy.done_file).exists():
+            return True
+        return policy.last_step is not None and saved is not None and saved >= policy.last_step
+
     def _is_finished(self, reached: int | None, cancelled: Cancelled | None) -> bool:
         policy = self._hands.policy
         if cancelled is not None and cancelled.what is What.NOT_FINITE:
             return False
-        if policy.done_file and Path(self._hands.guarded.folder, policy.done_file).exists():
+        if self._is_saved(None):
             return True
         if policy.last_step is not None:
             return reached is not None and reached >= policy.last_step
