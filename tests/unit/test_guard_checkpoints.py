@@ -64,6 +64,9 @@ def test_a_torn_file_and_an_empty_folder_are_no_checkpoints(tmp_path: Path) -> N
     assert examine(file.parent).why
     (tmp_path / "step-2").mkdir()
     assert examine(tmp_path / "step-2").why
+    (tmp_path / "step-2" / ".metadata").write_bytes(b"torn")
+    (tmp_path / "step-2" / "__0_0.distcp").write_bytes(b"torn")
+    assert examine(tmp_path / "step-2").why
 
 
 def test_a_checkpoint_of_ranks_that_was_cut_short_is_torn(tmp_path: Path) -> None:

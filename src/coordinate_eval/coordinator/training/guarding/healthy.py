@@ -94,6 +94,8 @@ def _examined(path: Path, found: Health) -> Health:
 def _is_of_others(path: Path, said: str) -> bool:
     """Return whether files are there, and of no format that is read here, by what readers said."""
     names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else [path.name]
+    if any(name.endswith((".distcp", ".metadata")) for name in names):
+        return False  # torch's own, which are read here: this one is torn
     words, _ = unread.recognized(path, names)
     if words and words in said:
         return True
