@@ -14,6 +14,7 @@ The rest is a model so small that this file runs anywhere, on any number of proc
 
 import argparse
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def join() -> tuple[int, int]:
     if "RANK" not in environ:  # under srun
         environ["RANK"], environ["WORLD_SIZE"] = environ["SLURM_PROCID"], environ["SLURM_NTASKS"]
         environ["MASTER_ADDR"] = environ["SLURM_LAUNCH_NODE_IPADDR"]
-        environ["MASTER_PORT"] = str(20_000 + int(environ["SLURM_JOB_ID"]) % 10_000)
+        environ["MASTER_PORT"] = str(10_000 + int(environ["SLURM_JOB_ID"]) % 10_000)
     dist.init_process_group("gloo")
     return dist.get_rank(), dist.get_world_size()
 
@@ -135,7 +136,8 @@ def save(path: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.O
     weights, momenta = get_state_dict(model, optimizer)
     draft = path.with_name(f".{path.name}")
     dcp.save({"model": weights, "optimizer": momenta, "step": step}, checkpoint_id=draft)
-    if dist.get_rank() == 0 and not path.exists():
+    if dist.get_rank() == 0:
+        shutil.rmtree(path, ignore_errors=True)  # of an attempt before
         draft.rename(path)
     dist.barrier()
 
