@@ -21,6 +21,8 @@ from tests.sandboxes import EVERY, Runner, as_ordinary_user, ask, named, opened
 from coordinate_eval.evaluators.sandbox.processes import own_user
 from coordinate_eval.evaluators.sandbox.sandbox import Level, Sandbox
 
+pytestmark = pytest.mark.hostile
+
 
 @pytest.fixture(scope="module", params=EVERY)
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Runner]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.sandboxes import (
+    CAN_BE_ORDINARY,
     CONFINING,
     EVERY,
     STRONG,
@@ -25,6 +26,8 @@ from tests.sandboxes import (
 from coordinate_eval.evaluators.sandbox import memory
 from coordinate_eval.evaluators.sandbox.memory import OverMemory, Watch, members, used_bytes
 from coordinate_eval.evaluators.sandbox.sandbox import Level
+
+pytestmark = pytest.mark.hostile
 
 MIB = 1 << 20
 LIMIT = 256 * MIB
@@ -226,7 +229,7 @@ def test_empty_files_in_memory_count(confined: Runner, makes: str) -> None:
 @pytest.mark.parametrize("level", [Level.BUBBLEWRAP, Level.NAMESPACES])
 @pytest.mark.parametrize("hog", ["forks", "forks of forks", "daemons"])
 def test_a_program_is_seen_where_processes_are_hidden(level: Level, hog: str) -> None:
-    if (level, True) not in [param.values[0] for param in EVERY] or not works(level):
+    if not CAN_BE_ORDINARY or not works(level):
         pytest.skip("needs root, to become an ordinary user, and this level")
     with contextlib.closing(Ordinary(level, LIMIT, hidden=True)) as runner:
         answer = runner.run(ask(f"{SPAWN}\n{HOGS[hog]}\ntime.sleep(1000)", timeout=600.0))

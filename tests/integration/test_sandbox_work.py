@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import pytest
 from tests.sandboxes import EVERY, Runner, ask, opened
 
+pytestmark = pytest.mark.hostile
+
 
 @pytest.fixture(scope="module", params=EVERY)
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Runner]:
