@@ -10,6 +10,7 @@
 # ruff: noqa: ANN401
 
 import difflib
+import gc
 import hashlib
 import importlib
 import itertools
@@ -50,6 +51,9 @@ def load(module: str, install: str) -> Any:
 
     From then on, the process and its children contact no hub, and run no code of a checkpoint.
 
+    No garbage is looked for meanwhile: an import keeps nearly all that it makes, and vLLM's takes
+    6.9 instead of 9.3 seconds of CPU (medians of three).
+
     Raises:
         UserError: the module is missing, or one of its dependencies is broken.
     """
@@ -57,6 +61,8 @@ def load(module: str, install: str) -> Any:
         os.environ.setdefault(name, "1")
     os.environ.update(own_code.environment())
     _hide_broken()
+    collects = gc.isenabled()
+    gc.disable()
     try:
         return importlib.import_module(module)
     except Exception as error:  # a broken binary raises anything, not only ImportError
@@ -64,6 +70,9 @@ def load(module: str, install: str) -> Any:
             f"this engine needs {module}, which cannot be imported here ({last_words(error)}): "
             f"run `pip install '{install}'` in the environment that jobs use"
         ) from error
+    finally:
+        if collects:
+            gc.enable()
 
 
 def limit_threads(threads: int) -> bool:
