@@ -47,6 +47,21 @@ def test_root_comes_from_the_rank_that_has_it() -> None:
         assert "NCCL Timeout Error" in found.others
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["OSError: [Errno 28] No space left on device", "OSError: [Errno 122] Disk quota exceeded"],
+)
+def test_a_save_that_a_full_disk_ends_is_no_broken_checkpoint(words: str) -> None:
+    text = (
+        "[rank1]: torch.distributed.checkpoint.api.CheckpointException: CheckpointException "
+        "ranks:dict_keys([0, 1])\n[rank1]: Traceback (most recent call last): (RANK 0)\n"
+        f'[rank1]:   File "filesystem.py", line 520, in create_stream\n[rank1]: {words}\n'
+    )
+    found = diagnosed([text], "FAILED NonZeroExitCode 1:0")
+    assert found is not None
+    assert (found.reason, found.line) == ("OS Error", f"[rank1]: {words}")
+
+
 def test_error_after_the_time_limit_follows_from_it() -> None:
     limit = "slurmstepd: error: *** JOB 1 ON n CANCELLED AT 2024 DUE TO TIME LIMIT ***\n"
     found = diagnosed([limit + "ValueError: I/O operation on closed file\n"])

@@ -157,6 +157,26 @@ def test_the_cause_is_the_root_in_the_logs_of_all_ranks_and_of_this_attempt(tmp_
     assert before is not None and before.reason == "Import Error"
 
 
+@pytest.mark.parametrize(
+    ("state", "exit_code", "text", "reason"),
+    [
+        ("FAILED", "1:0", "srun: error: n3: task 2: Killed\n", "Killed"),
+        ("FAILED", "0:9", "step 1 loss 2\n", "Killed"),
+        ("OUT_OF_MEMORY", "0:125", "srun: error: n3: task 2: Killed\n", "Out of Memory"),
+        ("FAILED", "1:0", "Memory cgroup out of memory: Killed process 7\n", "Out of Memory"),
+    ],
+)
+def test_a_process_was_killed_for_its_memory_only_where_something_says_so(
+    tmp_path: Path, state: str, exit_code: str, text: str, reason: str
+) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(text)
+    said = Described(state, end=None, exit_code=exit_code)  # type: ignore[arg-type]
+    found = cause_of([log], {}, Settings(), said)
+    assert found is not None and found.reason == reason
+    assert (found.category == "unknown") == (reason == "Killed")
+
+
 def test_nodes_that_a_hardware_cause_names_are_to_blame() -> None:
     ecc = Cause(
         reason="ECC Error", category="infrastructure", cure="", then="node",

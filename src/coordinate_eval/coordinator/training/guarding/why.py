@@ -26,6 +26,14 @@ MOST_BYTES = 128 << 20
 LEAST_LOG_BYTES = 64 << 10
 """Read of one of very many logs."""
 
+_KILLED = frozenset({"killed", "killed-state", "step-killed", "worker-killed"})
+"""Rules that find a SIGKILL where neither Slurm nor the kernel says that memory was used up."""
+
+_KILLED_CURE = (
+    "somebody, or the node, sent SIGKILL, and no log says why: if memory was used up, the node's "
+    "kernel log says so (dmesg), and the job needs more (--mem)"
+)
+
 _ENDS = {
     End.NODE_FAILED: What.NODE_FAILED,
     End.OUT_OF_MEMORY: What.OUT_OF_MEMORY,
@@ -82,7 +90,10 @@ def cause_of(
     found = find_cause(read, rules, end, by_words=said is None)
     if found is None:
         return None
-    return found.model_copy(update={"line": brief(found.line.strip(), MOST_LINE)})
+    update = {"line": brief(found.line.strip(), MOST_LINE)}
+    if found.rule in _KILLED:
+        update |= {"reason": "Killed", "category": "unknown", "then": "node", "cure": _KILLED_CURE}
+    return found.model_copy(update=update)
 
 
 def cause_of_attempt(hands: Hands, number: int, said: Described | None) -> Cause | None:
