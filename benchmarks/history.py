@@ -12,6 +12,9 @@ own and have three kinds of noise: that of their items, one of each dataset, and
 the last two last for some checkpoints (autoregressive, 0.5). *False* is the share of checkpoints of
 healthy trainings with any alarm. *Found* is the share of drops of all datasets by so many points
 that the mean raises an alarm for, at the checkpoint itself or the next one.
+
+*Page* is `coordinate-eval report` of one of those trainings, with 200 checkpoints: the seconds from
+the start of the process to its end, nearly all for the curves, and the size of the page.
 """
 
 import argparse
@@ -21,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -45,15 +48,17 @@ TRAININGS: Mapping[str, Mapping[str, float]] = {
 
 
 def main() -> None:
-    """Measure, and print two tables."""
+    """Measure, and print three tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoints", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument("--trainings", type=int, default=40, help="simulated, of each kind")
     parser.add_argument("--points", type=float, default=2.0, help="size of the drops")
+    parser.add_argument("--page", type=int, default=200, help="checkpoints of the page")
     asked = parser.parse_args()
     where = Console(width=100)
     where.print(opening(asked.checkpoints))
     where.print(truth(asked.trainings, asked.points / 100))
+    where.print(page(asked.page))
 
 
 def opening(counts: list[int]) -> Table:
@@ -61,34 +66,51 @@ def opening(counts: list[int]) -> Table:
     table = Table("checkpoints", "first time, s", "next times, s (median of 5)", title="opening")
     for count in counts:
         with tempfile.TemporaryDirectory() as home:
-            write_records(home, count)
-            first = _seconds(home)
-            later = sorted(_seconds(home) for _ in range(5))[2]
+            write_records(home, _any_scores(count))
+            first = _seconds(home, "history", "--csv")
+            later = sorted(_seconds(home, "history", "--csv") for _ in range(5))[2]
             table.add_row(f"{count:,}", f"{first:.2f}", f"{later:.2f}")
     return table
 
 
-def write_records(home: str, count: int) -> None:
-    """Write the records of a training with so many checkpoints."""
-    draw = np.random.default_rng(0)
+def write_records(home: str, every: Iterable[Mapping[str, measured.Plain]]) -> None:
+    """Write the records of a training with the scores of each checkpoint."""
     folder = measured.folder(home)
     folder.mkdir(mode=0o700, parents=True)
-    for step in range(count):
-        scores: dict[str, measured.Plain] = {
-            name: (float(draw.random()), 0.01, 1000, "acc", True, "0123456789abcdef")
-            for name in DATASETS
-        }
+    for step, scores in enumerate(every):
         record = Measured(
             run=f"step-{step}", dir="/none", checkpoint=f"/training/step-{step}", step=step,
             training="/training",
             identity=f"{step:064}", suite="base", created=step, ended=1, complete=True,
-            scores=scores,
+            scores=dict(scores),
         )  # fmt: skip
         (folder / f"step-{step}.{step:016x}.json").write_text(record.line())
 
 
-def _seconds(home: str) -> float:
-    command = [str(Path(sys.executable).with_name("coordinate-eval")), "history", "--csv"]
+def _any_scores(count: int) -> Iterator[dict[str, measured.Plain]]:
+    draw = np.random.default_rng(0)
+    for _ in range(count):
+        yield {
+            name: (float(draw.random()), 0.01, 1000, "acc", True, "0123456789abcdef")
+            for name in DATASETS
+        }
+
+
+def page(count: int) -> Table:
+    """Return the seconds that a page takes, and its size."""
+    table = Table("checkpoints", "datasets", "seconds", "MB", title="page")
+    with tempfile.TemporaryDirectory() as home:
+        simulated = training(np.random.default_rng(0), TRAININGS["usual"], checkpoints=count)
+        write_records(home, (row.scores for row in simulated.rows))
+        file = Path(home) / "page.html"
+        seconds = _seconds(home, "report", "--output", str(file))
+        size = f"{file.stat().st_size / 1e6:.1f}"
+        table.add_row(str(count), str(len(DATASETS)), f"{seconds:.1f}", size)
+    return table
+
+
+def _seconds(home: str, *arguments: str) -> float:
+    command = [str(Path(sys.executable).with_name("coordinate-eval")), *arguments]
     began = time.perf_counter()
     subprocess.run(
         command, env={**os.environ, "COORDINATE_EVAL_RUNS_DIR": home},
@@ -124,6 +146,7 @@ def training(
     at: int = CHECKPOINTS,
     drop: float = 0.0,
     last: float = 0.5,
+    checkpoints: int = CHECKPOINTS,
 ) -> Series:
     """Return a simulated training; from checkpoint `at` on, all of its scores are lower."""
     items = draw.choice(ITEMS, len(DATASETS))
@@ -132,7 +155,7 @@ def training(
     together, alone = 0.0, np.zeros(len(DATASETS))
     fresh = math.sqrt(1 - last**2)
     rows = []
-    for step in range(CHECKPOINTS):
+    for step in range(checkpoints):
         together = last * together + draw.normal(0, kind["shared"] * fresh)
         alone = last * alone + draw.normal(0, kind["own"] * fresh, len(DATASETS))
         mean = start + gain * (1 - np.exp(-step / pace)) + together + alone - drop * (step >= at)

@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cli.app import app
+from coordinate_eval.coordinator.history import measured
+from coordinate_eval.coordinator.history.measured import Measured, Plain
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import DatasetResults
 from tests.decisions import make_run
@@ -37,6 +40,22 @@ def run_of(home: Path, step: int, scores: dict[str, float]) -> RunDir:
     _files.write(run_dir.results, json.dumps(results))
     _files.write(run_dir.cancelled, "")  # no scheduler is asked about it
     return run_dir
+
+
+def keep(home: Path, step: int, scores: dict[str, Any], **more: Any) -> None:
+    """The scores of a checkpoint whose run was removed; a number is an accuracy of 100 items."""
+    training = more.pop("training", TRAINING)
+    plain: dict[str, Plain] = {
+        name: each if isinstance(each, tuple) else (each, 0.05, 100, "acc", True, "x")
+        for name, each in scores.items()
+    }
+    record = Measured(
+        run=f"run-{len(training)}-{step}", dir="/none", identity=f"{step}",
+        training=training, checkpoint=f"{training}/step-{step}", step=step,
+        created=more.pop("created", step), ended=1, complete=True,
+        suite="s", scores=plain, **more,
+    )  # fmt: skip
+    measured.keep(str(home), record)
 
 
 def call(home: Path, *args: str) -> Result:

@@ -11,30 +11,18 @@ from typing import Any
 
 import pytest
 from tests.markup import Page
-from tests.trainings import TRAINING, call, run_of
+from tests.trainings import TRAINING, call, keep, run_of
 
+from coordinate_eval import _files
 from coordinate_eval.coordinator.display import experiment_page
 from coordinate_eval.coordinator.history import measured
-from coordinate_eval.coordinator.history.measured import Measured, Plain
+from coordinate_eval.coordinator.history.measured import Measured
+from coordinate_eval.coordinator.report.results import collect_results
+from coordinate_eval.coordinator.report.time_ledger import read_time_ledger
+from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.errors import UserError
 
 HOSTILE = "</script><script>alert(1)</script><!--\"' onload=x {{ 7*7 }} &amp; \x1b\x00\u202eé"
-
-
-def keep(home: Path, step: int, scores: dict[str, Any], **more: Any) -> None:
-    """The scores of a checkpoint whose run was removed; a number is an accuracy of 100 items."""
-    training = more.pop("training", TRAINING)
-    plain: dict[str, Plain] = {
-        name: each if isinstance(each, tuple) else (each, 0.05, 100, "acc", True, "x")
-        for name, each in scores.items()
-    }
-    record = Measured(
-        run=f"run-{len(training)}-{step}", dir="/none", identity=f"{step}",
-        training=training, checkpoint=f"{training}/step-{step}", step=step,
-        created=more.pop("created", step), ended=1, complete=True,
-        suite="s", scores=plain, **more,
-    )  # fmt: skip
-    measured.keep(str(home), record)
 
 
 def page_of(home: Path, *args: str) -> str:
@@ -235,12 +223,17 @@ def test_a_page_is_named_after_its_training_and_replaces_only_a_page(
 
 
 def test_of_a_run_its_own_page_is_written(tmp_path: Path) -> None:
-    run_dir = run_of(tmp_path, 100, {"a": 0.5, "b": 0.5})
+    run_dir = run_of(tmp_path, 100, {"a": 0.5125, "b": 0.5})
+    run = read_run(run_dir)
+    ledger = read_time_ledger(run_dir, run, ended=True).model_dump(mode="json")
+    results = {**collect_results(run_dir, run), "ledger": ledger}
+    _files.write(run_dir.results, json.dumps(results))
 
     refused = call(tmp_path, "report", "step-100-x", "--against", "seven")
     done = call(tmp_path, "report", "step-100-x")
     unknown = call(tmp_path, "report", "eight")
 
     assert "--against, --suite and --output are of trainings" in str(refused.exception)
-    assert str(run_dir.report) in done.output + str(done.exception)
+    assert done.stdout == f"{run_dir.report}\n"
+    assert "0.5125" in words_of(run_dir.report.read_text())
     assert "no run of a checkpoint in 'eight'" in str(unknown.exception)

@@ -3,6 +3,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const said = document.getElementById("said");
 const digits = d3.format(".4~g");
+const error = d3.format(".2~g");
 const count = d3.format(",");
 const color = (place) => (data.trainings[place].baseline ? "var(--faint)" : `var(--line${place % 8})`);
 const named = (place) => data.trainings.length > 1 ? `${data.trainings[place].name}: ` : "";
@@ -17,9 +18,9 @@ function points(column) {
 function told(point) {
   const parts = [`${named(point.training)}step ${count(point.step)}`];
   if (point.value !== null) {
-    parts.push(digits(point.value) + (point.error ? ` \u00b1${digits(point.error)}` : ""));
+    parts.push(digits(point.value) + (point.error ? ` \u00b1${error(point.error)}` : ""));
   }
-  if (point.low != null) parts.push(`smoothed ${digits(point.level)}, 95 % ${digits(point.low)} to ${digits(point.high)}`);
+  if (point.low != null) parts.push(`smoothed ${digits(point.level)}`, `95 %: ${digits(point.low)} to ${digits(point.high)}`);
   return parts;
 }
 
@@ -104,7 +105,7 @@ function table(details) {
     if (several) cell(row, data.trainings[p.training].name);
     cell(row, count(p.step));
     cell(row, p.value === null ? "" : digits(p.value));
-    cell(row, p.error ? digits(p.error) : "");
+    cell(row, p.error ? error(p.error) : "");
     cell(row, p.low == null ? "" : digits(p.level));
     cell(row, p.low == null ? "" : `${digits(p.low)} to ${digits(p.high)}`);
   }
