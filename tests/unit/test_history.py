@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 from tests.decisions import make_run
-from tests.trainings import TRAINING, call, run_of
+from tests.trainings import TRAINING, call, keep, run_of
 
+from coordinate_eval.coordinator.cli.inquire.history import curve_line
 from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.history.measured import Measured
 from coordinate_eval.coordinator.history.series import Series, best, column, series
 from coordinate_eval.coordinator.inputs.checkpoints.saved import training_of
+from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import UserError
 
 
@@ -212,3 +214,20 @@ def test_the_checkpoints_of_a_training_may_lie_below_their_steps() -> None:
     assert {training_of(path) for path in paths} == {"/c/run-1"}
     assert training_of("/c/run-1/step-100") == "/c/run-1"
     assert training_of("/c/run-1/final") == "/c/run-1"
+
+
+def test_the_curve_of_a_training_is_a_line_that_fits_a_terminal(tmp_path: Path) -> None:
+    settings = Settings(runs_dir=str(tmp_path))
+    for step in range(100, 300, 100):
+        keep(tmp_path, step, {"a": 0.5, "b": 0.1})
+    assert curve_line(settings, TRAINING) == ""
+    for step in range(300, 10_000, 100):
+        keep(tmp_path, step, {"a": 0.5, "b": step / 20_000})
+    keep(tmp_path, 100, {"a": 0.9, "b": 0.9}, training="/ckpts/other")
+
+    line = curve_line(settings, TRAINING)
+
+    assert line.startswith("mean of 2 datasets  ▁")
+    assert line.endswith("→ 0.4975")
+    assert len(line) <= 80
+    assert curve_line(settings, "/ckpts/none") == ""

@@ -26,6 +26,7 @@ from coordinate_eval.coordinator.history.series import (
     best,
     column,
     default_columns,
+    mean_column,
     series,
 )
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -67,6 +68,25 @@ def load(settings: Settings) -> tuple[list[Measured], list[str]]:
         except (CoordinateError, OSError) as error:
             problems.append(str(error))
     return list(by_run.values()), problems
+
+
+def curve_line(settings: Settings, training: str) -> str:
+    """Return the means of a training's latest checkpoints in a line of at most 80 columns.
+
+    It is empty where fewer than three have one, or the history cannot be read.
+    """
+    try:
+        known, _ = load(settings)
+        found = series([each for each in known if each.training == training])
+    except (CoordinateError, OSError):
+        return ""
+    if (mean := mean_column(found, found.rows)) is None:
+        return ""
+    values = [mean.value(row) for row in found.rows if row.step is not None]
+    means = [each.value for each in values if each is not None]
+    if len(means) < 3:
+        return ""
+    return f"mean of {plural(len(mean.datasets), 'dataset')}  {sparkline(means[-40:])}"
 
 
 def show_history(settings: Settings, wanted: Wanted, form: str, parquet: Path | None) -> None:

@@ -23,6 +23,7 @@ from coordinate_eval.coordinator.cli.output import say, table_console, write_jso
 from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided, suspected_nodes
 from coordinate_eval.coordinator.incidents.shown import report_failures
 from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.checkpoints.saved import training_of
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.asked_nodes import avoided_words
 from coordinate_eval.coordinator.report import missing, results, state, warnings
@@ -173,6 +174,11 @@ def _follow(
         say(f"no longer following; run {run.id} goes on")
         raise
     status_screen.show(shown, console)
+    if not foreign:
+        from coordinate_eval.coordinator.cli.inquire.history import curve_line
+
+        if line := curve_line(settings, training_of(run.checkpoint.path)):
+            console.print(line, markup=False, highlight=False)
     return shown
 
 
