@@ -1,11 +1,9 @@
-"""A training of a tiny model: `python -m tests.tiny_training FOLDER STEPS`.
+"""A training of a tiny model, as one of several ranks: its model is cut by FSDP2 then.
 
-RANK, WORLD_SIZE and MEETING (a file) make it one of several ranks. The model is cut by FSDP2 then.
 It begins at the newest save, takes its data in an order that is shuffled, draws dropout at random,
-and prints the weights' digest at its end. `--fault NAME` does one of the things in `FAULTS`.
+and prints the weights' digest at its end.
 """
 
-import argparse
 import hashlib
 import os
 import resource
@@ -21,26 +19,26 @@ from torch.distributed.fsdp import fully_shard
 
 from coordinate_eval.checkpointing import SaveError, Saver
 
-RANK, SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
 
 class Training:
     """A model, its optimizer, its place in the data, and its random numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
         torch.manual_seed(7)
         self.model = torch.nn.Sequential(
             torch.nn.Linear(16, 64), torch.nn.Dropout(0.1), torch.nn.Linear(64, 16)
         )
-        if SIZE > 1:
+        if size > 1:
             fully_shard(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.order = torch.randperm(1000, generator=torch.Generator().manual_seed(3))
         self.step = 0
-        torch.manual_seed(RANK)
+        torch.manual_seed(rank)
 
     def train(self) -> None:
-        generator = torch.Generator().manual_seed(int(self.order[self.step]) * SIZE + RANK)
+        seed = int(self.order[self.step]) * self.size + self.rank
+        generator = torch.Generator().manual_seed(seed)
         data = torch.randn(8, 16, generator=generator)
         loss = (self.model(data) - data.flip(1)).square().mean()
         loss.backward()
@@ -54,7 +52,7 @@ class Training:
             "model": model,
             "optimizer": optimizer,
             "step": self.step,
-            f"random-{RANK}": torch.get_rng_state(),
+            f"random-{self.rank}": torch.get_rng_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -65,7 +63,7 @@ class Training:
             optim_state_dict=state["optimizer"],
         )
         self.step = state["step"]
-        torch.set_rng_state(state[f"random-{RANK}"])
+        torch.set_rng_state(state[f"random-{self.rank}"])
 
     def digest(self) -> str:
         found = hashlib.sha256()
@@ -75,39 +73,37 @@ class Training:
         return found.hexdigest()
 
 
-def full_disk(saver: Saver, training: Training) -> None:
-    """No room on the disk of the last rank, for one save."""
-    if RANK == SIZE - 1:
-        was = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, was[1]))
-    saver.save(training.step, {"app": training})
+def hear(saver: Saver) -> None:
+    """Print what saves say that failed."""
     try:
         saver.wait()
     except SaveError as error:
         print(f"heard: {error}", flush=True)
-    if RANK == SIZE - 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, was)
+
+
+def full_disk(saver: Saver, training: Training) -> None:
+    """No room on the disk of the last rank, for one save."""
+    was = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if training.rank == training.size - 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, was[1]))
+    saver.save(training.step, {"app": training})
+    hear(saver)
+    resource.setrlimit(resource.RLIMIT_FSIZE, was)
 
 
 def dying_rank(saver: Saver, training: Training) -> None:
     """The last rank ends while the others save."""
-    if RANK == SIZE - 1:
+    if training.rank == training.size - 1:
         os._exit(9)
     saver.save(training.step, {"app": training})
-    try:
-        saver.wait()
-    except SaveError as error:
-        print(f"heard: {error}", flush=True)
+    hear(saver)
     os._exit(8)
 
 
 def other_step(saver: Saver, training: Training) -> None:
     """Ranks save different steps."""
-    saver.save(training.step + RANK, {"app": training})
-    try:
-        saver.wait()
-    except SaveError as error:
-        print(f"heard: {error}", flush=True)
+    saver.save(training.step + training.rank, {"app": training})
+    hear(saver)
 
 
 def lost_tensor(saver: Saver, training: Training) -> None:
@@ -115,11 +111,8 @@ def lost_tensor(saver: Saver, training: Training) -> None:
     state = {f"t{n}": torch.full((100,), float(n)) for n in range(8)}
     saver.save(1001, state)
     saver.wait()
-    saver.save(1002, dict(list(state.items())[4:]) if RANK else state)
-    try:
-        saver.wait()
-    except SaveError as error:
-        print(f"heard: {error}", flush=True)
+    saver.save(1002, dict(list(state.items())[4:]) if training.rank else state)
+    hear(saver)
     for value in state.values():
         value += 100
     saver.save(1003, state)
@@ -136,32 +129,34 @@ FAULTS: dict[str, Callable[[Saver, Training], None]] = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("steps", type=int)
-    parser.add_argument("--pause", type=float, default=0.0)
-    parser.add_argument("--fault", choices=[*FAULTS, ""], default="")
-    given = parser.parse_args()
+def train(
+    rank: int, size: int, meeting: str, folder: Path, steps: int, pause: float, fault: str
+) -> None:
+    """Train to a step, as one of several ranks that meet at a file.
+
+    Args:
+        rank: this process.
+        size: all processes.
+        meeting: a file that is not there yet.
+        folder: where the saves go.
+        steps: the last step.
+        pause: seconds between steps.
+        fault: one of `FAULTS`, or nothing, after step 7.
+    """
     torch.set_num_threads(1)
-    if SIZE > 1:
-        meeting = f"file://{os.environ['MEETING']}"
-        dist.init_process_group("gloo", init_method=meeting, rank=RANK, world_size=SIZE)
-    training = Training()
-    with Saver(given.folder, every=5, keep=3) as saver:
+    if size > 1:
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    training = Training(rank, size)
+    with Saver(folder, every=5, keep=3) as saver:
         print("begins at", saver.load({"app": training}) or 0, flush=True)
-        while training.step < given.steps and not saver.should_stop():
+        while training.step < steps and not saver.should_stop():
             training.train()
-            time.sleep(given.pause)
-            if given.fault and training.step == 7:
+            time.sleep(pause)
+            if fault and training.step == 7:
                 saver.wait()
-                FAULTS[given.fault](saver, training)
-            if saver.due(training.step) or training.step == given.steps:
+                FAULTS[fault](saver, training)
+            if saver.due(training.step) or training.step == steps:
                 saver.save(training.step, {"app": training})
     print("ends at", training.step, training.digest(), flush=True)
-    if SIZE > 1:
+    if size > 1:
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,13 @@
 """Saves of several ranks, and trainings that are killed and go on."""
 
-import contextlib
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from tests.runs import PATIENCE_SECONDS, until
@@ -16,39 +16,41 @@ from coordinate_eval.checkpointing import latest
 
 pytest.importorskip("torch")
 
+from tests import tiny_training
+
 STEPS = 23
+
+forks = multiprocessing.get_context("forkserver")
+_MODULES = ["tests.tiny_training", "coordinate_eval.checkpointing.writer", "torch._dynamo"]
+forks.set_forkserver_preload(_MODULES)
 
 
 class Ranks:
-    """The processes of one training."""
+    """The processes of one training, forked from one that has imported torch."""
 
-    def __init__(self, folder: Path, size: int, *args: str) -> None:
-        meeting = folder.with_name(f"meeting-{time.monotonic_ns()}")
-        self.folder = folder
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.tiny_training", str(folder), str(STEPS), *args],
-                env={
-                    **os.environ,
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(size),
-                    "MEETING": str(meeting),
-                    "OMP_NUM_THREADS": "1",
-                    "PYTHONWARNINGS": "ignore",
-                },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(size)
-        ]
+    def __init__(self, folder: Path, size: int, pause: float = 0.0, fault: str = "") -> None:
+        meeting = str(folder.with_name(f"meeting-{time.monotonic_ns()}"))
+        self.processes, self.outputs, self.errors = [], [], []
+        for rank in range(size):
+            output, says = forks.Pipe(duplex=False)
+            errors, complains = forks.Pipe(duplex=False)
+            args = (rank, size, meeting, folder, STEPS, pause, fault)
+            process = forks.Process(target=_rank, args=(says, complains, *args), daemon=True)
+            process.start()
+            says.close()
+            complains.close()
+            self.processes.append(process)
+            self.outputs.append(os.fdopen(os.dup(output.fileno())))
+            self.errors.append(os.fdopen(os.dup(errors.fileno())))
 
-    def ends(self) -> list[tuple[int, str, str]]:
+    def ends(self) -> list[tuple[int | None, str, str]]:
         """Exit status, output and errors of each rank."""
-        found = []
-        for process in self.processes:
-            out, err = process.communicate(timeout=PATIENCE_SECONDS)
-            found.append((process.returncode, out, err))
+        found: list[tuple[int | None, str, str]] = []
+        for process, output, errors in zip(self.processes, self.outputs, self.errors, strict=True):
+            process.join(PATIENCE_SECONDS)
+            assert process.exitcode is not None, "a rank does not end"
+            with output, errors:
+                found.append((process.exitcode, output.read(), errors.read()))
         return found
 
     def kill(self) -> None:
@@ -57,7 +59,13 @@ class Ranks:
         self.ends()
 
 
-def digest(ends: list[tuple[int, str, str]]) -> str:
+def _rank(says: Connection, complains: Connection, *args: Any) -> None:
+    os.dup2(says.fileno(), 1)
+    os.dup2(complains.fileno(), 2)
+    tiny_training.train(*args)
+
+
+def digest(ends: list[tuple[int | None, str, str]]) -> str:
     """The digest that all ranks have printed."""
     for status, _, err in ends:
         assert status == 0, err
@@ -73,11 +81,10 @@ def test_a_training_that_is_killed_at_any_instant_ends_as_an_undisturbed_one(
     random, folder = Random(size), tmp_path / "killed"
     began = []
     for _ in range(3):
-        ranks = Ranks(folder, size, "--pause", "0.02")
-        line = ranks.processes[0].stdout.readline()  # type: ignore[union-attr]
+        ranks = Ranks(folder, size, pause=0.02)
+        line = ranks.outputs[0].readline()
         began.append(int(line.split()[-1]))
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            ranks.processes[0].wait(random.uniform(0.05, 0.8))
+        ranks.processes[0].join(random.uniform(0.05, 0.8))
         ranks.kill()
     assert began == sorted(began)
     ends = Ranks(folder, size).ends()
@@ -88,10 +95,9 @@ def test_a_training_that_is_killed_at_any_instant_ends_as_an_undisturbed_one(
 
 def test_a_rank_that_is_told_to_end_has_all_of_them_save_and_end(tmp_path: Path) -> None:
     wanted = digest(Ranks(tmp_path / "undisturbed", 2).ends())
-    ranks = Ranks(tmp_path / "told", 2, "--pause", "0.1")
-    assert ranks.processes[1].stdout
-    ranks.processes[1].stdout.readline()
-    ranks.processes[1].send_signal(signal.SIGUSR1)
+    ranks = Ranks(tmp_path / "told", 2, pause=0.1)
+    ranks.outputs[1].readline()
+    os.kill(ranks.processes[1].pid or 0, signal.SIGUSR1)
     ends = ranks.ends()
     digest(ends)
     (ended,) = {int(out.split()[-2]) for _, out, _ in ends}
@@ -101,7 +107,7 @@ def test_a_rank_that_is_told_to_end_has_all_of_them_save_and_end(tmp_path: Path)
 
 
 def test_all_ranks_hear_of_the_disk_of_one(tmp_path: Path) -> None:
-    ends = Ranks(tmp_path / "ckpts", 2, "--fault", "full_disk").ends()
+    ends = Ranks(tmp_path / "ckpts", 2, fault="full_disk").ends()
     digest(ends)
     for _, out, _ in ends:
         assert "heard: step 7 was not saved" in out
@@ -111,32 +117,33 @@ def test_all_ranks_hear_of_the_disk_of_one(tmp_path: Path) -> None:
 
 
 def test_ranks_wait_for_no_dead_one(tmp_path: Path) -> None:
-    ends = Ranks(tmp_path / "ckpts", 2, "--fault", "dying_rank").ends()
+    ends = Ranks(tmp_path / "ckpts", 2, fault="dying_rank").ends()
     assert [status for status, _, _ in ends] == [8, 9]
     assert "heard: step 7 was not saved" in ends[0][1]
     assert latest(tmp_path / "ckpts") == tmp_path / "ckpts" / "step-5"
 
 
 def test_ranks_that_save_different_steps_are_told(tmp_path: Path) -> None:
-    ends = Ranks(tmp_path / "ckpts", 2, "--fault", "other_step").ends()
+    ends = Ranks(tmp_path / "ckpts", 2, fault="other_step").ends()
     digest(ends)
     assert all("ranks save different steps: 7, 8" in out for _, out, _ in ends)
 
 
 def test_what_one_rank_writes_for_all_is_never_missing(tmp_path: Path) -> None:
-    ends = Ranks(tmp_path / "ckpts", 2, "--fault", "lost_tensor").ends()
+    ends = Ranks(tmp_path / "ckpts", 2, fault="lost_tensor").ends()
     digest(ends)
     assert all("copied in part: True" in out for _, out, _ in ends)
 
 
 def test_a_second_sigterm_ends_a_training_that_does_not_look(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path / "ckpts", 1, "--pause", "1000")
+    ranks = Ranks(tmp_path / "ckpts", 1, pause=1000)
     (process,) = ranks.processes
-    assert process.stdout
-    process.stdout.readline()
-    process.send_signal(signal.SIGTERM)
-    until(lambda: _caught(process.pid), "the first signal is heard")
-    process.send_signal(signal.SIGTERM)
+    ranks.outputs[0].readline()
+    assert process.pid
+    pid = process.pid
+    process.terminate()
+    until(lambda: _caught(pid), "the first signal is heard")
+    process.terminate()
     assert ranks.ends()[0][0] == -signal.SIGTERM
 
 
