@@ -11,6 +11,13 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from coordinate_eval.coordinator.training.guarding.attempts import (
+    Attempt,
+    Cancelled,
+    Ended,
+    GuardDir,
+    What,
+)
 from coordinate_eval.coordinator.training.guarding.healthy import (
     Candidates,
     Choice,
@@ -125,6 +132,22 @@ def test_what_was_saved_after_the_training_went_wrong_is_passed_over_until_it_is
     assert chosen(found).path == str(bad)
     assert chosen(found, [(15, time.time() + 60)]).path == str(good)
     assert chosen(found, [(15, time.time() - 60)]).path == str(bad)
+
+
+def test_what_a_training_saves_while_it_is_being_ended_does_not_count(tmp_path: Path) -> None:
+    guard_dir, saves = GuardDir(tmp_path / "guard"), tmp_path / "saves"
+    guard_dir.attempts.mkdir(parents=True)
+    guard_dir.of_attempt(1).write_text(Attempt(number=1, decided=0).model_dump_json())
+    cancelled = Cancelled(what=What.ROLLED_BACK, time=0, why="it rose", onset=15)
+    guard_dir.of_attempt(1, "cancel").write_text(cancelled.model_dump_json())
+    good, last_words = save(saves, 10), save(saves, 20)
+    found = candidates(saves, tmp_path / "kept")
+    assert chosen(found, guard_dir.spoiled()).path == str(good)
+    end = guard_dir.of_attempt(1, "end")
+    end.write_text(Ended(number=1, what=What.ROLLED_BACK, time=0).model_dump_json())
+    assert chosen(found, guard_dir.spoiled()).path == str(good)
+    os.utime(end, (0, 1))  # what is saved after the end is of the next attempt
+    assert chosen(found, guard_dir.spoiled()).path == str(last_words)
 
 
 def test_checkpoints_of_another_training_are_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Both appear once and never change, so that two guards cannot disagree: only the 
 ever released. `attempts/N.end.json` comes when that job is gone, and the next attempt after it.
 """
 
+import math
 import re
 from enum import StrEnum
 from pathlib import Path
@@ -258,13 +259,14 @@ class GuardDir:
     def spoiled(self) -> list[tuple[int, float]]:
         """Return the steps from which on saves do not count, each with the time until which.
 
-        The losses were not finite, or the training went back behind them.
+        The losses were not finite, or the training went back behind them. A training that is ended
+        may save once more: what it saves until its job is gone does not count either.
         """
         found = []
         for number in range(1, self.latest() + 1):
-            path, cancelled = self.of_attempt(number, "cancel"), self.cancelled(number)
+            end, cancelled = self.of_attempt(number, "end"), self.cancelled(number)
             if cancelled is not None and cancelled.onset is not None:
-                found.append((cancelled.onset, _files.modified(path)))
+                found.append((cancelled.onset, _files.modified(end) or math.inf))
         return found
 
     def history(self, first: int = 1) -> list[Ended]:
