@@ -9,7 +9,8 @@ from coordinate_eval.coordinator.training.guarding.guard_job import name_of, pre
 from coordinate_eval.coordinator.training.guarding.healthy import claim
 from coordinate_eval.coordinator.training.guarding.policy import Policy, read_policy
 from coordinate_eval.errors import UserError
-from coordinate_eval.slurm.batch import kept_environment, read_script
+from coordinate_eval.slurm.batch import BatchScripts, kept_environment, read_script
+from coordinate_eval.slurm.client import SlurmClient
 
 
 def policy(folder: Path, text: str) -> Path:
@@ -66,6 +67,20 @@ def test_the_options_of_a_script_that_a_submission_has_to_keep_are_read(tmp_path
 def test_a_script_of_several_jobs_is_refused(tmp_path: Path, option: str) -> None:
     with pytest.raises(UserError, match="would be several jobs"):
         read_script(script(tmp_path, option))
+
+
+def test_a_log_of_one_name_keeps_what_earlier_attempts_wrote(tmp_path: Path) -> None:
+    class Client(SlurmClient):
+        def run(self, command: str, *args: str, **more: object) -> str:
+            asked.extend(args)
+            return "7\n"
+
+    asked: list[str] = []
+    scripts = BatchScripts(0, Client())
+    path = script(tmp_path, "--output=train.log", "--open-mode=truncate", "--requeue")
+    job = scripts.submit(path, mark="m", folder="/", environment={}, variables={})
+    assert job == "7"
+    assert {"--open-mode=append", "--no-requeue", "--hold"} < set(asked[: asked.index(str(path))])
 
 
 def test_what_is_no_script_is_refused(tmp_path: Path) -> None:

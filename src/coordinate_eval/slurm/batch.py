@@ -138,7 +138,8 @@ class BatchScripts:
     ) -> str:
         """Submit a script as a held job, and return the id of the job.
 
-        Slurm does not start it again by itself. The variables reach it whatever it exports.
+        Slurm does not start it again by itself, and appends to its log. The variables reach it
+        whatever it exports.
 
         Raises:
             UserError: the script cannot be read.
@@ -151,6 +152,7 @@ class BatchScripts:
             "--parsable",
             "--hold",
             "--no-requeue",
+            "--open-mode=append",
             f"--comment={' '.join(filter(None, (read.comment, mark)))}",
             f"--export={_export(read.export or environment.get('SBATCH_EXPORT', ''), variables)}",
             *([f"--exclude={excluded}"] if excluded else []),
