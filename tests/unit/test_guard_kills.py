@@ -32,7 +32,7 @@ from coordinate_eval.coordinator.training.guarding.policy import Policy
 from coordinate_eval.coordinator.training.guarding.vitals import Vitals
 from coordinate_eval.coordinator.training.scores import Scores
 from coordinate_eval.coordinator.training.spikes import Spike
-from coordinate_eval.errors import ClusterSilent, SubmitRefused
+from coordinate_eval.errors import ClusterError, ClusterSilent, SubmitRefused
 from coordinate_eval.records import Record
 from coordinate_eval.slurm.batch import BatchJob, Described
 
@@ -531,3 +531,22 @@ def test_a_script_that_ends_at_once_each_time_is_given_up(tmp_path: Path) -> Non
     assert not found.complete
     assert found.why.startswith("ended before its last step; 6 attempts in a row")
     assert len(world.ran) == 6
+
+
+def test_nodes_that_may_not_be_drained_hold_no_training_up(tmp_path: Path) -> None:
+    class Forbidding(World):
+        def result(self, nodes: Sequence[str], partition: str) -> NodesTested | None:
+            return NodesTested(words="tested in pairs", bad=("n2",))
+
+        def drain(self, nodes: Sequence[str], reason: str) -> None:
+            raise ClusterError("slurm_update error: Invalid user id")
+
+    world, clock, root = Forbidding(faults={1: End.NODE_FAILED}), SetClock(), tmp_path / "guard"
+    guard = guard_of(world, root, clock, policy=Policy(last_step=LAST, drain=True))
+    for _ in range(100):
+        if not guard.step():
+            clock.sleep(30)
+    found, tested = over(root), GuardDir(root).tested(1)
+    assert found is not None and found.complete
+    assert tested is not None and "Invalid user id" in tested.words
+    assert tested.bad == ("n2",)

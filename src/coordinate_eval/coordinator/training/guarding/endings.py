@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from coordinate_eval import _files
+from coordinate_eval._format import brief
 from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.doctor.nodes import DRAIN_REASON
 from coordinate_eval.coordinator.incidents.bad_nodes import avoid
@@ -27,6 +28,7 @@ from coordinate_eval.coordinator.training.guarding.decide import (
 from coordinate_eval.coordinator.training.guarding.hands import Hands
 from coordinate_eval.coordinator.training.guarding.healthy import Choice
 from coordinate_eval.coordinator.training.guarding.vitals import wrong
+from coordinate_eval.errors import ClusterError
 from coordinate_eval.slurm.batch import BatchJob
 
 
@@ -172,9 +174,7 @@ class Endings:
             answer = self._hands.tests.result(nodes, begun.partition)
             if answer is None:
                 return False
-            found = answer
-            if found.bad and self._hands.policy.drain:
-                self._hands.scripts.drain(found.bad, DRAIN_REASON)
+            found = self._drained(answer) if self._hands.policy.drain else answer
         for node in bad:
             reason = ended.cause.reason if ended.cause is not None else ended.what
             avoid(
@@ -184,6 +184,17 @@ class Endings:
         _files.write_record(self._hands.dir.of_attempt(number, "nodes"), found)
         self._hands.say(f"{found.words}{f'; to drain: {found.drain}' if found.drain else ''}")
         return True
+
+    def _drained(self, found: NodesTested) -> NodesTested:
+        """Drain the bad nodes, as far as the user may. The training does not depend on it."""
+        if not found.bad:
+            return found
+        try:
+            self._hands.scripts.drain(found.bad, DRAIN_REASON)
+        except ClusterError as error:
+            words = f"{found.words}; they could not be drained: {brief(error)}"
+            return found.model_copy(update={"words": words})
+        return found
 
     def _tell_of(self, attempt: Attempt, ended: Ended, decision: Decision, choice: Choice) -> None:
         tested = self._hands.dir.tested(attempt.number)
