@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.clocks import SetClock
+from tests.runs import until
 
 from coordinate_eval.clusters.protocol import JobLimits, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -141,6 +142,21 @@ def test_a_test_of_nodes_tells_the_bad_ones_or_why_there_is_none() -> None:
     failed = testing_nodes.read("", "x\ncoordinate-eval: --nodes runs torch, which is missing\n")
     assert failed.bad == ()
     assert failed.words.endswith("were not tested: --nodes runs torch, which is missing")
+
+
+def test_the_verdicts_of_thousands_of_nodes_are_read(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    code = (
+        "import json; good = {'verdict': 'good', 'why': ''}; "
+        "print(json.dumps({'nodes': [good | {'node': f'n{n}'} for n in range(4000)]}))"
+    )
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}"\n')
+    program.chmod(0o700)
+    test = testing_nodes.NodeTest(tmp_path, str(program))
+    found = None
+    for _ in range(2):  # a second one gets nothing of the first
+        found = until(lambda: test.result(["n1", "n2"], "low"), "the verdicts")
+        assert found.words == "tested in pairs: 4000 good"
 
 
 def test_the_cause_is_the_root_in_the_logs_of_all_ranks_and_of_this_attempt(tmp_path: Path) -> None:

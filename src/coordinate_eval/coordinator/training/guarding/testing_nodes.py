@@ -3,11 +3,13 @@
 import json
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from coordinate_eval._files import MOST_BYTES
 from coordinate_eval.clusters.protocol import ENDS_WITH_PARENT
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.training.guarding.attempts import NodesTested
@@ -26,7 +28,10 @@ class NodeTest:
 
     def __init__(self, root: Path, python: str) -> None:
         self._root, self._python = root, python
-        self._child: subprocess.Popen[str] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        # Files, because nobody reads while the child writes, and a pipe holds some 300 nodes.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
         self._end = 0.0
 
     def result(self, nodes: Sequence[str], partition: str) -> NodesTested | None:
@@ -37,9 +42,8 @@ class NodeTest:
                 [*argv, ",".join(nodes), "--partition", partition],
                 env=os.environ | ENDS_WITH_PARENT,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+                stdout=self._said,
+                stderr=self._words,
             )
             self._end = time.monotonic() + MOST_SECONDS
             return None
@@ -47,9 +51,9 @@ class NodeTest:
             return None
         if self._child.poll() is None:
             self._child.terminate()  # it leaves no job behind
-        said, words = self._child.communicate()
+        self._child.wait()
         self._child = None
-        return read(said, words)
+        return read(_taken(self._said), _taken(self._words))
 
     def close(self) -> None:
         """End a test that goes on. It cancels its jobs."""
@@ -57,6 +61,17 @@ class NodeTest:
             self._child.terminate()
             self._child.wait()
             self._child = None
+        self._said.close()
+        self._words.close()
+
+
+def _taken(file: IO[bytes]) -> str:
+    """Return what is in a file, and empty it."""
+    file.seek(0)
+    text = file.read(MOST_BYTES).decode(errors="replace")
+    file.seek(0)
+    file.truncate()
+    return text
 
 
 def read(said: str, words: str) -> NodesTested:
