@@ -1,12 +1,19 @@
 """Whether a training is alive and well: silence, losses and pace, by the guard's own clock."""
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from coordinate_eval.coordinator.training.guarding.attempts import What
 from coordinate_eval.coordinator.training.guarding.policy import Policy
-from coordinate_eval.coordinator.training.guarding.vitals import Vitals, files_of, look, wrong
+from coordinate_eval.coordinator.training.guarding.vitals import (
+    Vitals,
+    files_of,
+    look,
+    saved_at,
+    wrong,
+)
 from coordinate_eval.coordinator.training.points import Point
 
 POLICY = Policy(silent_steps=10, silent_seconds=60, first_step_seconds=600, slow_seconds=300)
@@ -58,6 +65,25 @@ def test_lines_without_steps_are_a_hang_later() -> None:
     assert wrong(lines, POLICY) is None
     found = wrong(silent(alive, 30, 21, signs=range(1000, 5000, 100)), POLICY)
     assert found is not None and "no step" in found.why
+
+
+def test_a_line_that_says_a_step_too_high_is_no_progress_and_no_hang() -> None:
+    alive = looks(1, 20)
+    spoiled = look(alive, [Point(123_456, loss=1.0)], 21, (alive.looked or 0.0) + 1)
+    again = look(spoiled, [Point(21, loss=1.0)], 22, (spoiled.looked or 0.0) + 1)
+    assert again.last_step == 21
+    found = looks(1, 2000, begin=again)
+    assert wrong(found, POLICY) is None
+    assert found.last_step == 2021
+
+
+def test_a_save_is_a_sign_of_life(tmp_path: Path) -> None:
+    before = saved_at(tmp_path)
+    assert saved_at(tmp_path) == before
+    os.utime(tmp_path, ns=(0, 1))
+    (tmp_path / "step-1").mkdir()
+    assert saved_at(tmp_path) > 1
+    assert saved_at(tmp_path / "nothing") == 0
 
 
 def test_a_guard_that_was_stopped_itself_and_clocks_that_jump_count_little() -> None:

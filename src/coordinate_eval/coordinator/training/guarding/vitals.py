@@ -48,7 +48,7 @@ class Vitals(Record):
     looked: float | None = Field(default=None, description="when this was written")
     silent: float = Field(default=0.0, description="seconds without a line or a step")
     stepless: float = Field(default=0.0, description="seconds without a step")
-    signs: int = Field(default=-1, description="bytes of all logs")
+    signs: int = Field(default=-1, description="a number that each line and each save changes")
     paces: tuple[float, ...] = Field(default=(), description="seconds of a step, the last ones")
     usual: float = Field(default=0.0, description="seconds of a step, of attempts before")
     best: float = Field(default=0.0, description="the least usual time of a step so far")
@@ -68,7 +68,7 @@ def look(before: Vitals, points: Sequence[Point], signs: int, now: float) -> Vit
     Args:
         before: what was known.
         points: what it has reported since.
-        signs: bytes of its logs.
+        signs: of its logs and saves.
         now: the guard's own time, so that the clocks of nodes do not matter.
     """
     gone = 0.0 if before.looked is None else min(MOST_BETWEEN_SECONDS, now - before.looked)
@@ -80,7 +80,7 @@ def look(before: Vitals, points: Sequence[Point], signs: int, now: float) -> Vit
     quiet = not points and signs == before.signs
     changes: dict[str, object] = {
         "silent": before.silent + gone if quiet else 0.0,
-        "stepless": 0.0 if is_new else before.stepless + gone,
+        "stepless": 0.0 if steps else before.stepless + gone,
         **_finite(before, points),
     }
     if is_new:
@@ -90,6 +90,9 @@ def look(before: Vitals, points: Sequence[Point], signs: int, now: float) -> Vit
         elif now > before.seen:
             pace = (now - before.seen) / (newest - before.last_step)
             changes["paces"] = (*before.paces, pace)[-_PACES:]
+    elif steps:
+        # A step before was too high, as where two ranks wrote into one line.
+        changes |= {"last_step": newest, "seen": now}
     return _paced(found.model_copy(update=changes), gone)
 
 
@@ -172,3 +175,11 @@ def size_of(files: Iterable[Path]) -> int:
         else:
             total += max(0, _files.size(file))
     return total
+
+
+def saved_at(folder: Path) -> int:
+    """Return the time at which a checkpoint was added to a folder; 0 if it cannot be seen."""
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0

@@ -8,7 +8,13 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.training import progress
 from coordinate_eval.coordinator.training.guarding.attempts import GuardDir, Guarded, Logs
-from coordinate_eval.coordinator.training.guarding.vitals import Vitals, files_of, look, size_of
+from coordinate_eval.coordinator.training.guarding.vitals import (
+    Vitals,
+    files_of,
+    look,
+    saved_at,
+    size_of,
+)
 from coordinate_eval.coordinator.training.patterns import read_patterns
 from coordinate_eval.coordinator.training.points import Point
 from coordinate_eval.coordinator.training.progress import FilePosition, Position
@@ -63,7 +69,8 @@ class Watching:
             if note not in self._noted:
                 self._noted.add(note)
                 self._tell(note)
-        vitals = look(before, found.points, size_of(files), now)
+        signs = size_of(files) + saved_at(Path(self._guarded.checkpoints))
+        vitals = look(before, found.points, signs, now)
         self._keep(number, found.points)
         if found.points:
             detector = self._detector()
