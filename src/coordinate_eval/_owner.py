@@ -176,7 +176,8 @@ def foreign(
     if _shown.get():
         return ""
     user = os.geteuid()
-    good = status.st_uid in (user, owner) or (roots and status.st_uid in _trusted)
+    known = is_trusted(status.st_uid, owner)
+    good = known if roots else status.st_uid in (user, owner)
     if not good:
         return f"it belongs to {name_of(status.st_uid)}, not to you ({name_of(user)})"
     if stat.S_ISLNK(status.st_mode) or not status.st_mode & _WRITABLE:
@@ -184,6 +185,11 @@ def foreign(
     if not status.st_mode & stat.S_IWOTH and _is_private(status, file):
         return ""
     return f"other users can write to it (mode {stat.S_IMODE(status.st_mode):04o})"
+
+
+def is_trusted(user: int, owner: int | None = None) -> bool:
+    """Return whether what a user owns is as good as one's own; `owner` is as good, too."""
+    return user in (os.geteuid(), owner) or user in _trusted
 
 
 def advice(path: Path, status: os.stat_result) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
 from coordinate_eval.coordinator.training.guarding.attempts import (
@@ -196,3 +197,17 @@ def test_a_look_that_dies_leaves_the_checkpoint_with_a_note(tmp_path: Path) -> N
     assert chosen(found).path == str(path)
     (kept,) = (tmp_path / "kept").iterdir()
     assert "ended with 9" in Health.model_validate_json(kept.read_text()).note
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
+def test_a_checkpoint_that_another_user_has_put_there_is_passed_over(tmp_path: Path) -> None:
+    saves = tmp_path / "saves"
+    own, planted, exchanged = save(saves, 10), save(saves, 20), save(saves, 30)
+    os.chown(planted, 4321, 4321)
+    os.chown(exchanged / "model.safetensors", 4321, 4321)
+    found = candidates(saves, tmp_path / "kept")
+    choice = chosen(found)
+    assert choice.path == str(own)
+    assert all("belongs to" in words for words in choice.passed_over)
+    os.chown(saves, 4321, 4321)  # a colleague's folder, which was named on purpose
+    assert chosen(found).path == str(exchanged)

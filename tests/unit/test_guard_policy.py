@@ -1,12 +1,13 @@
 """Policies of guards, and the batch scripts that they submit: what is refused, in which words."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.training.guarding.guard_job import name_of, prepare
-from coordinate_eval.coordinator.training.guarding.healthy import claim
+from coordinate_eval.coordinator.training.guarding.healthy import claim, unclaim
 from coordinate_eval.coordinator.training.guarding.policy import Policy, read_policy
 from coordinate_eval.errors import UserError
 from coordinate_eval.slurm.batch import BatchScripts, kept_environment, read_script
@@ -125,4 +126,19 @@ def test_a_folder_has_one_guard_whatever_its_runs_dir_is(tmp_path: Path) -> None
     assert claim(saves, second) == str(first)
     (first / "over.json").touch()
     assert claim(saves, second) == ""
+    unclaim(saves, first)
+    assert (saves / ".coordinate-eval-guard.json").exists()
+    unclaim(saves, second)
+    assert not list(saves.iterdir())
+    for torn in ("", "[]", "{}", '{"guard": 5}', '{"guard": "\\u0000"}'):
+        (saves / ".coordinate-eval-guard.json").write_text(torn)
+        assert claim(saves, first) == ""
     assert name_of(Path("/x/ckpts")) != name_of(Path("/y/ckpts"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
+def test_the_guard_of_another_user_counts_although_its_folder_is_closed(tmp_path: Path) -> None:
+    note = tmp_path / ".coordinate-eval-guard.json"
+    note.write_text('{"guard": "/closed"}')
+    os.chown(note, 4321, 4321)
+    assert "4321, who may remove that file" in claim(tmp_path, tmp_path / "guard")

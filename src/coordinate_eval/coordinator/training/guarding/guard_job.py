@@ -1,5 +1,6 @@
 """The guard as a job: begun by the command, started again by Slurm, followed by the next one."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from coordinate_eval import _files, _owner
 from coordinate_eval._clock import Clock, SystemClock
+from coordinate_eval._format import brief
 from coordinate_eval.clusters.protocol import Cluster, Job, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
@@ -23,7 +25,7 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
     guards_folder,
 )
 from coordinate_eval.coordinator.training.guarding.hands import Hands
-from coordinate_eval.coordinator.training.guarding.healthy import Candidates, claim
+from coordinate_eval.coordinator.training.guarding.healthy import Candidates, claim, unclaim
 from coordinate_eval.coordinator.training.guarding.loop import Guard
 from coordinate_eval.coordinator.training.guarding.policy import Policy
 from coordinate_eval.coordinator.training.guarding.tell import Notifier
@@ -331,6 +333,8 @@ def run_guard(
     guarded = read_guarded(guard_dir)
     environment = _files.read_json(guard_dir.environment)
     _files.never_make(guard_dir.root)
+    with contextlib.suppress(UserError):  # a node may not know a name
+        _owner.trust(guarded.settings.trusted_users)
     clock = SystemClock()
     found = candidates(guarded, guard_dir.checks)
     tests = NodeTest(guard_dir.root, guarded.python)
@@ -352,7 +356,14 @@ def run_guard(
     guard = Guard(hands)
     tell(f"guard {hands.epoch} of {guarded.script}, in {guard_dir.root}")
     try:
-        return guard.run(handover.leaves if minutes < float("inf") else lambda: False)
+        over = guard.run(handover.leaves if minutes < float("inf") else lambda: False)
+        if over is not None:
+            unclaim(Path(guarded.checkpoints), guard_dir.root)
+        return over
+    except Exception as error:
+        words = f"the guard cannot go on, and nobody watches the training: {brief(error)}"
+        notifier.tell(f"guard-{hands.epoch}", hands.message({"words": words}))
+        raise
     finally:
         found.close()
         tests.close()

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import Field
 
-from coordinate_eval import _files
+from coordinate_eval import _files, _owner
 from coordinate_eval._format import brief
 from coordinate_eval.clusters.protocol import ENDS_WITH_PARENT
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
@@ -37,6 +37,9 @@ from coordinate_eval.records import Record
 
 MOST_SECONDS = 3600.0
 """Time of a look at one checkpoint. A terabyte at a gigabyte a second takes a quarter of that."""
+
+LIST_SECONDS = 30.0
+"""Time between two lists of all checkpoints' files while a training runs: there may be 100,000."""
 
 _MOST_CONFIG_BYTES = 4 << 20
 _VOLATILE = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
@@ -160,7 +163,7 @@ class Candidates:
         self._python, self._start = python, look_at or _start
         self._child: subprocess.Popen[str] | None = None
         self._looked: Saved | None = None
-        self._end = 0.0
+        self._end = self._lists_at = 0.0
 
     def newest_step(self, since: float = 0.0) -> int | None:
         """Return the step of the newest checkpoint that was changed since, finished by its name."""
@@ -168,8 +171,9 @@ class Candidates:
 
     def go_on(self) -> None:
         """Look at the newest finished checkpoint, if nobody has, while the training runs."""
-        if self._is_looking():
+        if self._is_looking() or time.monotonic() < self._lists_at:
             return
+        self._lists_at = time.monotonic() + LIST_SECONDS
         newest = next((each for each in self._finished() if self._is_still(each)), None)
         if newest is not None and self._health(newest) is None:
             self._begin(newest)
@@ -213,6 +217,9 @@ class Candidates:
             if _is_spoiled(saved, spoiled):
                 passed.append(f"{saved.path.name}: the training went wrong before it")
                 continue
+            if why := self._whose(saved):
+                passed.append(f"{saved.path.name}: {why}")
+                continue
             health = self._health(saved)
             if health is None:
                 self._begin(saved)
@@ -242,6 +249,20 @@ class Candidates:
     def _finished(self) -> Iterator[Saved]:
         with contextlib.suppress(UserError):  # the folder is not there yet
             yield from (each for each in look(self._folder, self._pattern) if not each.lacks)
+
+    def _whose(self, saved: Saved) -> str:
+        """Return whose a checkpoint is, if anybody's who might run code by it: pickles do.
+
+        What the folder's owner has put there is as good as the user's own.
+        """
+        with contextlib.suppress(OSError):
+            owner = self._folder.stat().st_uid
+            parts = [saved.path, *(saved.path.iterdir() if saved.path.is_dir() else ())]
+            for part in parts:
+                if not _owner.is_trusted(user := part.lstat().st_uid, owner):
+                    who = _owner.name_of(user)
+                    return f"{part.name} belongs to {who}, who is none of your `trusted_users`"
+        return ""
 
     def _is_still(self, saved: Saved) -> bool:
         return saved.marked or saved.quiet(QUIET_SECONDS)
@@ -307,17 +328,32 @@ def _start(argv: Sequence[str]) -> "subprocess.Popen[str]":
 def claim(folder: Path, root: Path) -> str:
     """Note in the folder of checkpoints who guards its training. Return another guard's folder.
 
-    Two guards with different `runs_dir` would find each other nowhere else. Return an empty text
-    where there is no other one, or the folder cannot be written.
+    Two guards with different `runs_dir`, or of two users, would find each other nowhere else.
+    Another user's note counts as it stands: their guard's folder is closed. Return an empty text
+    where there is no other guard, or the folder cannot be written.
     """
-    place = folder / _HIDDEN
-    with contextlib.suppress(OSError, UserError, ValueError):
-        text = json.dumps({"guard": str(root)}) + "\n"
+    place, text = folder / _HIDDEN, json.dumps({"guard": str(root)}) + "\n"
+    with contextlib.suppress(OSError):
         if _files.create(place, text):
             return ""
-        other = json.loads(_files.read(place))["guard"]
+    with contextlib.suppress(OSError):
+        if (user := place.lstat().st_uid) not in (os.geteuid(), 0):
+            return (
+                f"{place} of {_owner.name_of(user)}, who may remove that file if no guard is alive"
+            )
+    with contextlib.suppress(OSError, UserError, ValueError, TypeError, KeyError):
+        other = str(json.loads(_files.read(place))["guard"])
         there = other != str(root) and (Path(other) / "guard.json").exists()
         if there and not (Path(other) / "over.json").exists():
-            return str(other)
+            return other
+    with contextlib.suppress(OSError):
         _files.write(place, text)
     return ""
+
+
+def unclaim(folder: Path, root: Path) -> None:
+    """Remove the note of a guard that is over. Other users cannot see that it is."""
+    place = folder / _HIDDEN
+    with contextlib.suppress(OSError, UserError, ValueError, TypeError, KeyError):
+        if json.loads(_files.read(place))["guard"] == str(root):
+            place.unlink()
