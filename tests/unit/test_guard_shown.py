@@ -156,7 +156,7 @@ def test_the_verdicts_of_thousands_of_nodes_are_read(tmp_path: Path) -> None:
     found = None
     for _ in range(2):  # a second one gets nothing of the first
         found = until(lambda: test.result(["n1", "n2"], "low"), "the verdicts")
-        assert found.words == "tested in pairs: 4000 good"
+        assert found is not None and found.words == "tested in pairs: 4000 good"
 
 
 def test_the_cause_is_the_root_in_the_logs_of_all_ranks_and_of_this_attempt(tmp_path: Path) -> None:
