@@ -13,6 +13,9 @@ from tests.runs import PATIENCE_SECONDS, lasting_port
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "guarded_training"
 _SCRIPTS = Path(__file__).parent / "scripts"
+NODES = 6
+"""Of the cluster at most. A training has four: of the others, one may be bad and one may die."""
+
 STEPS = 400
 SAVE_EVERY = 50
 STEP_SECONDS = 0.03
@@ -43,19 +46,24 @@ class Training:
         self._interfaces.mkdir(parents=True)
         self.checkpoints.mkdir()
         shutil.copy(EXAMPLE / "train.py", folder)
-        for node in range(1, 5):
+        for node in range(1, NODES + 1):
             self.interface(f"node{node}", "lo")
+        self.pace(0.0)
         python = shlex.join([sys.executable, str(_SCRIPTS / "read_training.py")])
         noted = f"{python} train.py {shlex.quote(str(self.journal))}"
         text = (EXAMPLE / "train.sbatch").read_text()
         assert "python train.py" in text
-        text = text.replace("python train.py", f"env INTERFACES={self._interfaces} {noted}")
+        text = text.replace("python train.py", f"env DRILL={shlex.quote(str(folder))} {noted}")
         sizes = f"--steps {STEPS} --save-every {SAVE_EVERY} --step-seconds {STEP_SECONDS}"
         self.script.write_text(f"{text.rstrip()} {sizes}\n")
 
     def interface(self, node: str, name: str) -> None:
         """Have the ranks of a node talk to others over this network interface from now on."""
         (self._interfaces / node).write_text(name)
+
+    def pace(self, seconds: float) -> None:
+        """Have each step take so much longer from now on."""
+        (self.folder / "pace").write_text(str(seconds))
 
     def submit(self, *options: str, **environ: str) -> str:
         """Submit the script without a guard; the job's id."""

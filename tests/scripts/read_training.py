@@ -1,12 +1,14 @@
 """Runs a `train.py` like that of `examples/guarded_training`, and notes each step it reads.
 
 `read_training.py TRAIN JOURNAL ARGS…`: each rank adds a line to the journal when it reads a step's
-data: attempt, Slurm's job, rank, process, node, step and the newest step saved.
+data: attempt, Slurm's job, rank, process, node, step and the newest step saved. Rank 0 takes as
+many more seconds for each as the file `pace` says.
 """
 
 import importlib.util
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ class Noted:
 
     def __init__(self, data: Any, journal: Path, checkpoints: Path) -> None:
         self._data, self._checkpoints = data, checkpoints
+        self._pace = journal.with_name("pace")
         self._journal = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         names = ("COORDINATE_EVAL_ATTEMPT", "SLURM_JOB_ID", "RANK")
         self._who = [os.environ.get(name) or "0" for name in names]
@@ -28,12 +31,14 @@ class Noted:
             saved = max((int(name[5:]) for name in names), default=0)
         line = " ".join([*self._who, str(which[0] + 1), str(saved)]) + "\n"
         os.write(self._journal, line.encode())
+        if self._who[2] == "0":
+            time.sleep(float(self._pace.read_text()))
         return self._data[which]
 
 
 def main() -> None:
-    if folder := os.environ.get("INTERFACES"):  # of the nodes, each of which has its own
-        name = Path(folder, os.environ["SLURMD_NODENAME"]).read_text()
+    if folder := os.environ.get("DRILL"):  # each node has its own network
+        name = Path(folder, "interfaces", os.environ["SLURMD_NODENAME"]).read_text()
         os.environ["GLOO_SOCKET_IFNAME"] = name
     script, journal = Path(sys.argv[1]), Path(sys.argv[2])
     sys.argv = [str(script), *sys.argv[3:]]

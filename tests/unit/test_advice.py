@@ -38,6 +38,11 @@ def test_it_goes_back_to_the_newest_healthy_save_before_the_onset_and_skips_the_
     assert "step 1,205" in found.evidence[0] and found.evaluate is None
 
 
+def test_gradients_without_a_norm_rose_to_nothing() -> None:
+    spike = SPIKE.model_copy(update={"kind": "not a number", "gradient": 0.0})
+    assert not any("gradients" in each for each in advise(spike, saves(1200)).evidence)
+
+
 def test_without_anything_wrong_it_goes_on() -> None:
     rising = SPIKE.model_copy(update={"decided": None, "kind": "spike"})
 

@@ -179,7 +179,7 @@ def _told(spike: Spike) -> list[str]:
         f"the loss was {spike.level:.4g} until step {spike.before:,}, and {words}{peak} since "
         f"step {spike.onset:,}, for {lasted}"
     ]
-    if spike.gradient is not None:
+    if spike.gradient:
         found.append(f"the norm of the gradients rose to {spike.gradient:.4g} with it")
     return found
 

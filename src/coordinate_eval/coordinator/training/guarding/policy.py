@@ -40,7 +40,7 @@ class Policy(BaseModel):
     )
     arguments: str = Field(
         default="",
-        description="what the script gets: '--load {checkpoint} --iterations-to-skip {skip}'",
+        description="what the script gets: '--load {checkpoint} --skip {skip}'",
     )
     silent_steps: float = Field(
         default=50.0, gt=1, description="a training hangs that is silent for as long as so many"

@@ -1,0 +1,363 @@
+"""Faults that come to a guarded training at its steps, and what is true afterwards."""
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.dev_cluster import DevCluster
+from tests.guarded import STEPS, Read, Training, assert_one_at_a_time, tensors, undisturbed
+from tests.runs import Workspace, command, processes, until
+
+ENDING = ("rank", "node", "hang", "bad_node", "full_disk", "torn", "nan", "diverge", "preempt",
+          "time_limit")  # fmt: skip
+"""Faults that end an attempt."""
+
+PASSING = ("controller", "guard")
+"""Faults that the training does not notice."""
+
+GOES_BACK = {"torn", "nan", "diverge"}
+"""Faults after which a save is not begun from that was the newest."""
+
+_MEMORY = "8m"
+"""Size of the disk that becomes full: some sixty saves."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    step: int
+    """The attempt that it comes to has read this step."""
+
+
+def schedule(seed: int) -> list[Fault]:
+    """Some faults that a seed tells. Each kind comes first in one of ten seeds in a row."""
+    dice = random.Random(seed)
+    kinds = [ENDING[seed % len(ENDING)]]
+    if dice.random() < 0.4:
+        kinds.append(dice.choice(ENDING))
+    for _ in range(dice.choice([0, 1, 1, 2])):
+        kinds.insert(dice.randint(0, len(kinds)), dice.choice(PASSING))
+    steps = sorted(dice.randint(150, STEPS - 120) for _ in kinds)
+    return [Fault(kind, step) for kind, step in zip(kinds, steps, strict=True)]
+
+
+@dataclass
+class Outcome:
+    """What is known of a guarded training that has ended."""
+
+    faults: list[str]
+    seconds: float
+    status: dict[str, Any]
+    reads: list[Read]
+
+    @property
+    def causes(self) -> list[str]:
+        """What became of each attempt with an incident; where it failed or hung, the cause."""
+        incidents = [each for each in self.status["attempts"] if each["incident"]]
+        unsaid = ("failed", "hung")
+        return [
+            each["cause"]["reason"] if each["cause"] and each["what"] in unsaid else each["what"]
+            for each in incidents
+        ]
+
+    def row(self) -> tuple[str, str, str, str]:
+        """The faults, their causes by the guard, seconds to restart, and steps done again."""
+        restarts = [each["restart_seconds"] for each in self.status["attempts"]]
+        return (
+            ", ".join(self.faults),
+            ", ".join(self.causes),
+            ", ".join(f"{seconds:.0f}" for seconds in restarts if seconds is not None),
+            str(self.status["lost_steps"]),
+        )
+
+
+@dataclass
+class Drill:
+    """A training under a guard on a cluster of `NODES` nodes, and the faults that come to it."""
+
+    cluster: DevCluster
+    user: Workspace
+    policy: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.done: list[str] = []
+        self._dealt_with = 0
+        """The newest job that a fault has ended."""
+        self.training = Training(self.user.folder / "training")
+        self._after: list[Callable[[], None]] = []
+        self.user.environ |= {"COORDINATE_EVAL_SUPERVISOR_POLL_SECONDS": "1"}
+
+    def run(self, faults: list[Fault]) -> Outcome:
+        """Train under a guard, with these faults, until the guard says that it is over."""
+        began = time.monotonic()
+        with _disk(self.training.checkpoints):
+            self._begin()
+            try:
+                for fault in faults:
+                    self._next(fault)
+                until(lambda: (self._root / "over.json").exists(), self._words())
+            finally:
+                self._repair()
+                self.user.call("guard", "stop", str(self._root), status=None)
+            outcome = Outcome(
+                self.done, time.monotonic() - began, self.status(), self.training.reads()
+            )
+            self._check(outcome, {fault.kind for fault in faults})
+        return outcome
+
+    def status(self) -> dict[str, Any]:
+        """What `guard status --json` says."""
+        done = self.user.call("guard", "status", str(self._root), "--json", status=None)
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def _begin(self) -> None:
+        policy = {
+            "last_step": STEPS, "silent_seconds": 15.0, "first_step_seconds": 300.0,
+            "pause_seconds": 1.0, "test_nodes": False,
+        } | self.policy  # fmt: skip
+        lines = (f"{name} = {json.dumps(value)}\n" for name, value in policy.items())
+        path = self.user.folder / "guard.toml"
+        path.write_text("".join(lines))
+        asked = ("--checkpoints", self.training.checkpoints, "--policy", path)
+        done = subprocess.run(
+            command("guard", self.training.script, *asked, "--obey", "rollback", "--json"),
+            cwd=self.training.folder, env=self.user.environ, check=False, capture_output=True,
+            text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        self._root = Path(json.loads(done.stdout)["folder"])
+
+    def _next(self, fault: Fault) -> None:
+        """Wait until the attempt that runs has read the step, and cause a fault."""
+        if fault.kind in PASSING and self.done:
+            before = self._happened()  # the guard may be about to answer the fault before
+            self._until(lambda: self._happened() > before)
+        else:
+            self._until(lambda: self._has_read(fault.step))
+        if self._over():
+            return
+        if fault.kind in ENDING:
+            self._dealt_with = self.training.reads()[-1].job
+        words = getattr(self, f"_{fault.kind}")(fault)
+        self.done.append(f"{fault.kind}{words and ' '}{words}")
+
+    def _has_read(self, step: int) -> bool:
+        last = next(reversed(self.training.reads()), None)
+        return last is not None and last.step >= step and last.job > self._dealt_with
+
+    def _until(self, holds: Callable[[], object]) -> None:
+        until(lambda: self._over() or holds(), self._words())
+
+    def _over(self) -> bool:
+        return (self._root / "over.json").exists()
+
+    def _happened(self) -> int:
+        return sum(len(files) for _, _, files in os.walk(self._root))
+
+    def _words(self) -> str:
+        return f"more, after {self.done} in {self._root}"
+
+    def _repair(self) -> None:
+        while self._after:
+            self._after.pop()()
+
+    def _ranks(self) -> list[Read]:
+        """The newest reading of each rank of the attempt that runs, by rank."""
+        reads = self.training.reads()
+        found = {read.rank: read for read in reads if read.job == reads[-1].job}
+        return [found[rank] for rank in sorted(found)]
+
+    def _victim(self, fault: Fault) -> Read:
+        ranks = self._ranks()
+        return ranks[fault.step % len(ranks)]
+
+    # The faults. Each returns words for people.
+
+    def _rank(self, fault: Fault) -> str:
+        victim = self._victim(fault)
+        _kill(victim.pid)
+        return str(victim.rank)
+
+    def _node(self, fault: Fault) -> str:
+        """End a node with all that runs on it; Slurm is told, as by a health check."""
+        name = self._victim(fault).node
+        self.cluster.kill_node(name)
+        for pid in _processes_on(name, self.cluster.conf):
+            _kill(pid)
+        _call("scontrol", "update", f"nodename={name}", "state=down", "reason=a drill")
+
+        def back() -> None:
+            self.cluster.start_node(name)
+            resume = ["scontrol", "update", f"nodename={name}", "state=resume"]
+            subprocess.run(resume, check=False, capture_output=True)  # it may be back by itself
+
+        self._after.append(back)
+        return name
+
+    def _hang(self, fault: Fault) -> str:
+        victim = self._victim(fault)
+        os.kill(victim.pid, signal.SIGSTOP)
+        return f"rank {victim.rank}"
+
+    def _bad_node(self, fault: Fault) -> str:
+        """Have a node lose the network: no all-gather with it works any more."""
+        victim = self._victim(fault)
+        self.training.interface(victim.node, "ib7")
+        _kill(victim.pid)
+        return victim.node
+
+    def _full_disk(self, fault: Fault) -> str:
+        """Leave no room for the next save, until the attempt has ended."""
+        ballast = self.training.checkpoints / ".ballast"
+        with suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        self._until(self._ended_since())
+        ballast.unlink()
+        return ""
+
+    def _torn(self, fault: Fault) -> str:
+        """Cut a file of the newest save, as where a node dies before its memory is on disk."""
+        newest = self.training.checkpoints / f"step-{self.training.saves()[-1]}"
+        largest = max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size)
+        os.truncate(largest, largest.stat().st_size // 2)
+        _kill(self._victim(fault).pid)
+        return newest.name
+
+    def _nan(self, fault: Fault) -> str:
+        """Have a step become NaN that is well when it is done again, as by a broken chip."""
+        step, ended = self._slowly(), self._ended_since()
+        with self._data() as data:
+            kept = data[step - 1].copy()
+            data[step - 1] = np.nan
+        self._until(ended)
+        with self._data() as data:
+            data[step - 1] = kept
+        self.training.pace(0.0)
+        return f"at {step}"
+
+    def _diverge(self, fault: Fault) -> str:
+        """Have bad data from a step on, of which the model does not recover."""
+        step, ended = self._slowly(), self._ended_since()
+        with self._data() as data:
+            data[step - 1 : step + 19, :, :-1] *= 100
+        self._until(ended)
+        self.training.pace(0.0)
+        return f"by the data of {step}-{step + 19}"
+
+    def _slowly(self) -> int:
+        """Have steps take so long that the guard looks in between; return one that is to come."""
+        self.training.pace(0.2)
+        return self.training.reads()[-1].step + 20
+
+    @contextmanager
+    def _data(self) -> Iterator[Any]:
+        data = np.load(self.training.folder / "data.npy", mmap_mode="r+")
+        yield data
+        data.flush()
+
+    def _preempt(self, fault: Fault) -> str:
+        """Have a job of a higher priority take a node, and give it back at once."""
+        name = self._victim(fault).node
+        _call("sbatch", "-p", "high", "-w", name, "--exclusive", "--mem=100", "-o/dev/null",
+              "--wrap", "true")  # fmt: skip
+        return name
+
+    def _time_limit(self, fault: Fault) -> str:
+        """Have a minute less time than the rest of the training takes."""
+        job, ended = self._victim(fault).job, self._ended_since()
+        _call("scontrol", "update", f"jobid={job}", "timelimit=1")
+        self.training.pace(1.0)
+        self._until(ended)
+        self.training.pace(0.0)
+        return ""
+
+    def _controller(self, fault: Fault) -> str:
+        self.cluster.stop_controller()
+        self.cluster.start_controller()
+        return ""
+
+    def _guard(self, fault: Fault) -> str:
+        """Kill the guard, whatever it does just now."""
+        pids = processes("_guard_training", str(self._root))
+        for pid in pids:
+            _kill(pid)
+        return "" if pids else "(between two)"
+
+    def _ended_since(self) -> Callable[[], bool]:
+        before = len(list(self._root.glob("attempts/*.end.json")))
+        return lambda: len(list(self._root.glob("attempts/*.end.json"))) > before
+
+    # What is true afterwards.
+
+    def _check(self, outcome: Outcome, kinds: set[str]) -> None:
+        over = json.loads((self._root / "over.json").read_text())
+        assert over["complete"], f"the guard has stopped after {self.done}: {over['why']}"
+        assert_one_at_a_time(outcome.reads)
+        attempts = outcome.status["attempts"]
+        ending = [words for words in self.done if words.split()[0] in ENDING]
+        assert len(outcome.causes) >= len(ending), f"{outcome.causes} after {self.done}"
+        for earlier, later in itertools.pairwise(attempts):
+            mine = [read for read in outcome.reads if read.attempt == str(earlier["number"])]
+            saved = max((read.saved for read in mine), default=0)
+            begun = int(Path(later["checkpoint"]).name[5:]) if later["checkpoint"] else 0
+            assert begun >= saved or kinds & GOES_BACK, (
+                f"step {saved} was saved, and attempt {later['number']} began from {begun}"
+            )
+        skip = attempts[-1]["skip"]
+        went_back = "rolled back" in [each["what"] for each in attempts]
+        assert bool(skip) == went_back, f"skipped {skip!r} after {self.done}"
+        assert not went_back or kinds & {"nan", "diverge"}, f"went back after {self.done}"
+        expected = undisturbed(self.user.folder.parent / "undisturbed", skip)
+        last = self.training.checkpoints / f"step-{STEPS}"
+        assert tensors(last) == tensors(expected), f"other weights after {self.done}"
+
+
+@contextmanager
+def _disk(folder: Path) -> Iterator[None]:
+    """Have a small disk of its own under a folder."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={_MEMORY}", "tmpfs", str(folder)]
+    subprocess.run(mount, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def _processes_on(node: str, conf: Path) -> list[int]:
+    """The processes of Slurm's jobs on a node, and the daemons of their steps."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if not entry.name.isdigit():
+                continue
+            environ = (entry / "environ").read_bytes().split(b"\0")
+            if f"SLURM_CONF={conf}".encode() not in environ:
+                continue
+            if f"SLURMD_NODENAME={node}".encode() in environ:
+                found.append(int(entry.name))
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if Path(f"/proc/{parent}/cmdline").read_bytes().startswith(b"slurmstepd"):
+                    found.append(parent)
+    return found
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _call(*argv: str) -> None:
+    subprocess.run(argv, check=True, capture_output=True)

@@ -1,0 +1,44 @@
+"""Faults in a real training of four ranks under a guard: it ends with the weights of one that
+nobody disturbed, bit for bit, and loses no step that was saved.
+
+`python -m tests.scripts.training_faults` runs as many seeded schedules as are wanted.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.dev_cluster import DevCluster
+from tests.drills import Drill, Fault
+from tests.guarded import NODES
+from tests.runs import Workspace
+from tests.slurm.clusters import cluster_of
+from tests.tiny import need
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[DevCluster]:
+    need("torch", "transformers")
+    with cluster_of(nodes=NODES, gpus=0, cpus=4) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize(
+    ("faults", "causes"),
+    [
+        ("rank@160 guard@200", ["Killed"]),
+        ("torn@160 full_disk@260", ["Killed", "OS Error"]),
+    ],
+)
+def test_a_training_comes_to_its_end_through_faults(
+    nodes: DevCluster, tmp_path: Path, faults: str, causes: list[str]
+) -> None:
+    drill = Drill(nodes, Workspace(tmp_path))
+    outcome = drill.run([Fault(*_kind_and_step(each)) for each in faults.split()])
+    assert outcome.causes == causes
+
+
+def _kind_and_step(text: str) -> tuple[str, int]:
+    kind, _, step = text.partition("@")
+    return kind, int(step)
