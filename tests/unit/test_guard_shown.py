@@ -220,6 +220,17 @@ def test_lines_of_an_attempt_before_in_the_same_log_are_not_its_own(tmp_path: Pa
     assert kept == [11, 12]
 
 
+def test_a_line_is_numbered_from_the_beginning_of_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("step 90 loss 1.0\n" * 7)
+    begins = {str(log): log.stat().st_size}
+    with log.open("a") as file:
+        file.write("step 91 loss 1.0\nModuleNotFoundError: No module named 'x'\n")
+    failed = Described("FAILED", end=None, exit_code="1:0")  # type: ignore[arg-type]
+    found = cause_of([log], begins, Settings(), failed)
+    assert found is not None and found.number == 9
+
+
 class Jobs:
     """A cluster that has a guard's jobs."""
 

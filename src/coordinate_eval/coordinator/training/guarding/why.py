@@ -79,21 +79,34 @@ def cause_of(
         rules = shipped()
     files = [log for log in logs if log.is_file()]
     most = max(LEAST_LOG_BYTES, min(MOST_LOG_BYTES, MOST_BYTES // max(1, len(files))))
-    read = []
+    read, starts = [], {}
     for log in files[: MOST_BYTES // LEAST_LOG_BYTES]:
         begin = begins.get(str(log), 0)
         with contextlib.suppress(OSError, ForeignError), open_log(str(log)) as file:
             if log.stat().st_size < begin:
                 begin = 0  # it was begun afresh
+            starts[str(log)] = max(begin, log.stat().st_size - most)
             read.append(read_log(file, str(log), rules, most, begin))
     end = Ending(said.state, said.reason, said.exit_code) if said is not None else Ending()
     found = find_cause(read, rules, end, by_words=said is None)
     if found is None:
         return None
-    update = {"line": brief(found.line.strip(), MOST_LINE)}
+    update: dict[str, object] = {"line": brief(found.line.strip(), MOST_LINE)}
+    if found.number:
+        update["number"] = _numbered(found.number, found.log, starts.get(found.log, 0))
     if found.rule in _KILLED:
         update |= {"reason": "Killed", "category": "unknown", "then": "node", "cure": _KILLED_CURE}
     return found.model_copy(update=update)
+
+
+def _numbered(number: int, log: str, start: int) -> int:
+    """Return the number in its log of a line that is counted from a place in it; 0 if it is far."""
+    if start <= 0:
+        return number
+    with contextlib.suppress(OSError, ForeignError), open_log(log) as file:
+        if start <= MOST_LOG_BYTES:
+            return number + file.read(start).count(b"\n")
+    return 0
 
 
 def cause_of_attempt(hands: Hands, number: int, said: Described | None) -> Cause | None:
