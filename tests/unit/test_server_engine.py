@@ -34,7 +34,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask again at once, and give up soon."""
     monkeypatch.setattr(connection, "FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.setattr(connection, "MOST_PAUSE_SECONDS", 0.002)
-    monkeypatch.setattr(engine_module, "LONG_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(engine_module, "LONG_PATIENCE_SECONDS", 8.0)
 
 
 @pytest.fixture
@@ -352,7 +352,10 @@ def test_a_command_that_ends_before_it_answers_says_why_while_its_port_is_open(
     assert not processes("1000.9", str(model))
 
 
-def test_a_server_of_others_that_never_answers_is_given_up(model: Path) -> None:
+def test_a_server_of_others_that_never_answers_is_given_up(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "LONG_PATIENCE_SECONDS", 0.5)
     with (
         Judge(lambda body, number: Reply(when=lambda: False)) as server,
         pytest.raises(EngineError, match="does not answer: it accepts requests and says nothing"),

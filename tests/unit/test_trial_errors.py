@@ -138,13 +138,16 @@ def test_what_needs_no_log_reads_none(tmp_path: Path) -> None:
     assert pipe.why(DEAD, engine_started=True) == OF_WORK
 
 
-def test_rules_of_a_site_count_and_none_that_cannot_be_read(tmp_path: Path) -> None:
-    rules = tmp_path / "rules.yaml"
-    settings = Settings.model_validate({"diagnosis": {"rules": str(rules)}})
+def test_rules_of_a_site_count_and_none_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    rules = tmp_path / "coordinate-eval" / "diagnosis.yaml"
+    rules.parent.mkdir()
     log = tmp_path / "trial.log"
 
     def told(text: str) -> Failure:
-        errors = TrialErrors(str(log), settings)
+        errors = TrialErrors(str(log), Settings())
         with log.open("a") as file:
             file.write(text)
         return errors.why(DEAD, engine_started=True)
