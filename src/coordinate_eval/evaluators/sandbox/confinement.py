@@ -12,7 +12,7 @@ import shutil
 import site
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -118,8 +118,10 @@ def bare_python() -> list[str]:
 
 def _binds(view: View) -> list[tuple[str, bool]]:
     """Return what exists inside: paths and whether they are writable, parents before children."""
-    writable = dict.fromkeys(map(Path, _visible()), False)
-    writable |= dict.fromkeys(view.read, False) | dict.fromkeys(view.write, True)
+    system = [Path(path) for path in _visible()]
+    read = (behind_links(path, system) for path in view.read)
+    writable = dict.fromkeys(system, False) | dict.fromkeys(read, False)
+    writable |= dict.fromkeys(view.write, True)
     kept: dict[Path, bool] = {}
     for path in sorted(writable, key=lambda path: path.parts):
         if not path.is_absolute() or path == Path("/") or ".." in path.parts:
@@ -133,6 +135,18 @@ def _binds(view: View) -> list[tuple[str, bool]]:
                 continue
         kept[path] = writable[path]
     return [(str(path), write) for path, write in kept.items()]
+
+
+def behind_links(path: Path, system: Iterable[Path]) -> Path:
+    """Return where a path is shown: where a link in one of the system's folders leads, else itself.
+
+    Images for GPUs have `LD_LIBRARY_PATH=/usr/local/nvidia/lib`, which is often such a link.
+    """
+    outer = next((folder for folder in system if folder in path.parents), None)
+    if outer is None or ".." in path.parts:
+        return path
+    moved = path.resolve() != outer.resolve() / path.relative_to(outer)
+    return path.resolve() if moved else path
 
 
 def interpreter() -> str:

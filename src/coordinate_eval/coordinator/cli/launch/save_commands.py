@@ -34,6 +34,7 @@ _Pattern = Annotated[
         _WATCH,
         "PATTERN",
         "Names of checkpoints below DIR: 'step-{step}', 'run-*/iter_{step}/hf'.",
+        "--pattern",
         shown="every folder whose name tells a step",
     ),
 ]

@@ -49,7 +49,8 @@ Base = Annotated[
     ),
 ]
 Suite = Annotated[
-    str | None, option(WHAT, "SUITE", "A shipped suite's name, or a suite file.", shown="base")
+    str | None,
+    option(WHAT, "SUITE", "A shipped suite's name, or a suite file.", "--suite", shown="base"),
 ]
 Skip = Annotated[
     list[str] | None,

@@ -63,7 +63,9 @@ def show(
     ] = None,
     gpu: Annotated[str | None, option("", "NAME", "Type of GPU.", shown="newest seen")] = None,
     engine: Annotated[str | None, option("", "NAME", "vllm or transformers.", shown="vllm")] = None,
-    suite: Annotated[str | None, option("", "SUITE", "A shipped suite's name, or a file.")] = None,
+    suite: Annotated[
+        str | None, option("", "SUITE", "A shipped suite's name, or a file.", "--suite")
+    ] = None,
     as_json: common.Json = False,
     settings_file: common.SettingsFile = None,
 ) -> None:
