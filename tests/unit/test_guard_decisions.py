@@ -135,3 +135,10 @@ def test_restarts_of_a_day_are_counted_and_older_ones_forgotten() -> None:
     assert "restarts_per_day" in decide(history, policy).why
     later = history[-1].model_copy(update={"time": history[-1].time + 90_000})
     assert decide([*history[:3], later], policy).follows is Follows.OTHER_NODES
+
+
+def test_a_checkpoint_that_was_deleted_is_no_error_of_the_script() -> None:
+    gone = "/c/step-3 was deleted before the training had read it"
+    found = decide([ended(What.FAILED, why=gone, checkpoint="/c/step-3")], Policy())
+    assert found.follows is Follows.AGAIN
+    assert found.why == f"failed: {gone}"

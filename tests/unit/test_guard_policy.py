@@ -64,9 +64,17 @@ def test_the_options_of_a_script_that_a_submission_has_to_keep_are_read(tmp_path
     assert (found.exclude, found.comment, found.export) == ("n1,n2", "of team x", "NONE")
 
 
-@pytest.mark.parametrize("option", ["--array=0-3", "-a 0-3", "hetjob"])
+@pytest.mark.parametrize("option", ["--array=0-3", "-a 0-3", "--arr=0-3", "hetjob"])
 def test_a_script_of_several_jobs_is_refused(tmp_path: Path, option: str) -> None:
     with pytest.raises(UserError, match="would be several jobs"):
+        read_script(script(tmp_path, option))
+
+
+@pytest.mark.parametrize(
+    "option", ["--clusters=other", "-M other", "--cluster other", "-W", "--wait"]
+)
+def test_a_script_that_a_guard_could_not_watch_is_refused(tmp_path: Path, option: str) -> None:
+    with pytest.raises(UserError, match="Leave it out"):
         read_script(script(tmp_path, option))
 
 

@@ -127,6 +127,7 @@ def test_what_cannot_be_told_is_noted_and_hurts_nobody(tmp_path: Path) -> None:
     notifier.tell("1", {})
     notifier.wait()
     assert sorted(words.split()[0] for words in noted) == ["`command`", "`webhook`"]
+    assert "127.0.0.1" not in "".join(noted)  # an address with its token is a secret
 
 
 def test_a_test_of_nodes_tells_the_bad_ones_or_why_there_is_none() -> None:

@@ -21,8 +21,12 @@ from coordinate_eval.slurm.environment import TOKEN
 _FORMAT = f"{RECORD}%i|%T|%r|%N|%k"
 _NO_SUCH_JOB = re.compile("invalid job id", re.IGNORECASE)
 _OPTION = re.compile(r"^#SBATCH\s+(.*)$")
-_SHORT = {"-x": "--exclude", "-a": "--array"}
+_SHORT = {"-x": "--exclude", "-a": "--array", "-M": "--clusters", "-W": "--wait"}
 _MORE_THAN_ONE = ("--array", "--het-group", "hetjob", "packjob")
+_NOT_HERE = {
+    "--clusters": "the job may be on another cluster, where a guard does not look for it",
+    "--wait": "sbatch would not return before the training ends",
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,9 @@ def read_script(path: Path) -> Script:
                 f"batch script {path} has `#SBATCH {name}`, and so would be several jobs: a guard "
                 "keeps one job alive"
             )
+    for name, why in _NOT_HERE.items():
+        if name in options:
+            raise UserError(f"batch script {path} has `#SBATCH {name}`: {why}. Leave it out")
     names = ("exclude", "comment", "export")
     return Script(path, *(options.get(f"--{name}", "") for name in names))
 
@@ -76,8 +83,20 @@ def _options(text: str) -> dict[str, str]:
             name, value = word[:2], word[2:]
         elif not equals and at + 1 < len(words) and not words[at + 1].startswith("-"):
             value = words[at + 1]
-        found[_SHORT.get(name, name)] = value
+        found[_SHORT.get(name, _whole(name))] = value
     return found
+
+
+def _whole(name: str) -> str:
+    """Return the option that a beginning of it stands for, of those that are refused."""
+    return next(
+        (
+            whole
+            for whole, least in (("--array", "--ar"), ("--clusters", "--cluster"))
+            if name.startswith(least) and whole.startswith(name)
+        ),
+        name,
+    )
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,6 @@ def _words(ended: Ended) -> str:
             place = f"{ended.cause.log}:{ended.cause.number}: " if ended.cause.number else ""
             where = f" ({place}{ended.cause.line.strip()})"
         parts.append(f"{ended.cause.words}{where}")
-    elif ended.cause is None and ended.what in (What.FAILED, What.HUNG):
+    elif not ended.why and ended.cause is None and ended.what in (What.FAILED, What.HUNG):
         parts.append("the cause is unknown")
     return ": ".join(parts)

@@ -82,11 +82,16 @@ class Endings:
         cause = cancelled.cause if cancelled is not None else None
         if what in (What.FAILED, What.OUT_OF_MEMORY, What.NODE_FAILED, What.LOST):
             cause = why.cause_of_attempt(self._hands, number, described)
+        words = cancelled.why if cancelled is not None and what is cancelled.what else ""
+        begun_from = Path(attempt.checkpoint) if attempt.checkpoint else None
+        if begun_from is not None and vitals.first_step is None and not begun_from.exists():
+            # What its log says of a missing file is no error of the script.
+            cause, words = None, f"{begun_from} was deleted before the training had read it"
         ended = Ended(
             number=number,
             what=what,
             time=self._hands.clock.now(),
-            why=cancelled.why if cancelled is not None and what is cancelled.what else "",
+            why=words,
             cause=cause,
             checkpoint=attempt.checkpoint,
             gained=saved is not None and reached is not None and reached > before,

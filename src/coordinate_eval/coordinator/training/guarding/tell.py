@@ -82,8 +82,13 @@ class Notifier:
         try:
             headers = {"Content-Type": "application/json"}
             limit = httpx.Timeout(WEBHOOK_SECONDS)
-            answer = httpx.post(self._policy.webhook, content=text, headers=headers, timeout=limit)
-            answer.raise_for_status()
+            # What it answers is not read: it may be long, and come slowly.
+            with httpx.stream(
+                "POST", self._policy.webhook, content=text, headers=headers, timeout=limit
+            ) as answer:
+                problem = "" if answer.is_success else f"status {answer.status_code}"
         except (httpx.HTTPError, httpx.InvalidURL) as error:
+            problem = type(error).__name__  # its words may have the address, which is a secret
+        if problem:
             with contextlib.suppress(ValueError):
-                self._note(f"`webhook` of the policy failed: {error}")
+                self._note(f"`webhook` of the policy failed: {problem}")
