@@ -113,6 +113,8 @@ def test_a_run_writes_what_the_page_says(tmp_path: Path) -> None:
                                                   "handed-over.json")}  # fmt: skip
     # Other runs share no scheduler with it.
     rare |= {row for row in known if "/.nodes-" in row}
+    rare |= {row for row in known if "/guards/" in row}  # of trainings
+    rare |= {row for row in known if "/told-" in row}  # of trackers
     rare |= {row for row in known if "/.doctor-" in row or "/.removed-" in row}  # other commands
     rare |= {row for row in known if row.endswith("/pack.jsonl")}  # of many runs
     rare |= {row for row in known if "/.spool-" in row}  # it was submitted from here
