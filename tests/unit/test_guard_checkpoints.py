@@ -1,6 +1,7 @@
 """The checkpoint that a training begins from: the newest that is whole, finite and its own."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -60,6 +61,28 @@ def test_a_whole_checkpoint_is_healthy_and_says_its_model(tmp_path: Path) -> Non
     assert found.why == found.note == ""
     assert found.model == same.model
     assert found.model != examine(save(tmp_path, 3, shape=5)).model
+
+
+def kept_by_the_saver(folder: Path) -> str:
+    return str(json.loads((folder / ".good").read_text())["save"])
+
+
+def test_a_saver_keeps_what_the_training_would_go_back_to(tmp_path: Path) -> None:
+    saves, kept = tmp_path / "ckpts", tmp_path / "kept"
+    for step, value in ((10, 1.0), (20, 2.0), (30, float("nan"))):
+        (save(saves, step, value=value) / "_SUCCESS").touch()
+    assert chosen(candidates(saves, kept)).step == 20
+    assert not (saves / ".good").exists()  # no Saver fills it
+    (saves / ".saver.json").touch()
+    assert chosen(candidates(saves, kept)).step == 20
+    assert kept_by_the_saver(saves) == "step-20"
+    went_wrong = [(20, math.inf)]
+    assert chosen(candidates(saves, kept), went_wrong).step == 10
+    assert kept_by_the_saver(saves) == "step-10"
+    candidates(saves, kept).go_on()
+    assert kept_by_the_saver(saves) == "step-10"  # the newest is not finite
+    candidates(saves, kept).go_on([(30, math.inf)])
+    assert kept_by_the_saver(saves) == "step-20"
 
 
 def test_numbers_that_are_not_finite_are_found(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ class World:
     def newest_step(self, since: float = 0.0) -> int | None:
         return max(self.saved, default=None)
 
-    def go_on(self) -> None: ...
+    def go_on(self, spoiled: Sequence[tuple[int, float]] = ()) -> None: ...
 
     def saves(self, spoiled: Sequence[tuple[int, float]] = ()) -> list[Save]:
         return [Save(step, Path(f"step-{step}")) for step in self.saved]

@@ -13,7 +13,7 @@ import pytest
 from tests.checkpoints import sides
 
 from coordinate_eval.checkpointing import RESUME_FROM, SaveError, Saver, latest
-from coordinate_eval.checkpointing.saves import GOOD
+from coordinate_eval.checkpointing.saves import call_good
 from coordinate_eval.coordinator.inputs.checkpoints import reading
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
 from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, look
@@ -201,7 +201,7 @@ def test_after_training_went_back_its_saves_are_the_newest(
 
 def test_rotation_keeps_what_is_in_use(tmp_path: Path) -> None:
     save_all(tmp_path, 1, 2, 3)
-    (tmp_path / "step-1" / GOOD).touch()
+    call_good(tmp_path / "step-1")
     lease = tmp_path / ".coordinate-eval-0" / "run-1" / f"files{tmp_path / 'step-2'}"
     lease.mkdir(parents=True)
     foreign = tmp_path / "step-0"
@@ -210,9 +210,9 @@ def test_rotation_keeps_what_is_in_use(tmp_path: Path) -> None:
     save_all(tmp_path, 4, 5, keep=1)
     assert steps(tmp_path) == [0, 1, 2, 5]
     lease.rmdir()
-    (tmp_path / "step-1" / GOOD).unlink()
+    call_good(tmp_path / "step-5")
     save_all(tmp_path, 6, keep=1)
-    assert steps(tmp_path) == [0, 6]
+    assert steps(tmp_path) == [0, 5, 6]
 
 
 def test_a_torn_save_is_not_the_newest_and_rotation_does_not_count_it(tmp_path: Path) -> None:

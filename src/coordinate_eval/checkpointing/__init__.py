@@ -4,7 +4,6 @@ Torch is imported when a `Saver` is made; nothing else is imported that training
 """
 
 from coordinate_eval.checkpointing.saver import Saver as Saver
-from coordinate_eval.checkpointing.saves import GOOD as GOOD
 from coordinate_eval.checkpointing.saves import RESUME_FROM as RESUME_FROM
 from coordinate_eval.checkpointing.saves import latest as latest
 from coordinate_eval.errors import SaveError as SaveError

@@ -59,8 +59,8 @@ class Saver:
             dir: the folder on storage that all nodes share. It is made if it is missing. A save
                 appears in it as `step-N` when it is whole.
             every: steps from one save to the next, for `due`; None: only before the end.
-            keep: newest saves that rotation leaves; None: all. Those that a run is evaluating or
-                that a guard calls good (`step-N/.good`) stay as well.
+            keep: newest saves that rotation leaves; None: all. Those that a run is evaluating, and
+                the one to which a guard would go back, stay as well.
             evaluate: call `coordinate_eval.after_save` for each save when it is whole; a mapping
                 has further arguments for it, such as `{"suite": "base"}`.
 

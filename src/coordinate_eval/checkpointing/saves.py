@@ -2,11 +2,11 @@
 
     step-N/                  a checkpoint of torch.distributed.checkpoint; appears in one rename
     step-N/.saver.json       its record: number, the save before it, its files with their sizes
-    step-N/.good             made by a guard: rotation keeps this save while the file is there
     .step-N.TOKEN.tmp/       a draft that the Saver with this token writes
     .step-N.TOKEN.old/       a save of the same step, until a newer one has replaced it
     .step-N.RANDOM.gone/     what is being deleted
     .saver.json              the token of the Saver that may write here: the last that was made
+    .good                    the save to which a guard would go back: rotation keeps it
 
 Saves are numbered in the order in which they were made, because a training that went back saves
 smaller steps after larger ones. `after` is the number of the save that training went on from: what
@@ -32,16 +32,14 @@ from typing import Any, Final
 from coordinate_eval.errors import SaveError
 
 RECORD: Final = ".saver.json"
-GOOD: Final = ".good"
-"""File in a save that rotation keeps. Whoever names a newer good save removes the older mark."""
-
+_GOOD: Final = ".good"
 RESUME_FROM: Final = "COORDINATE_EVAL_RESUME_FROM"
 """Variable with the path of the checkpoint that training starts from, in place of the newest."""
 
 _SCHEMA: Final = "coordinate-eval/save@1"
 _METADATA: Final = ".metadata"
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,15})")
-_RECORD_DRAFT = re.compile(re.escape(RECORD) + r"\.[0-9a-f]{8}\.tmp")
+_RECORD_DRAFT = re.compile(r"\.(?:saver\.json|good)\.[0-9a-f]{8}\.tmp")
 _LEFT = re.compile(r"\.step-([0-9]{1,16})\.([0-9a-f]{16})\.(tmp|old|gone)")
 _LEASES: Final = ".coordinate-eval-"
 _MOST_BYTES: Final = 64 << 20
@@ -236,9 +234,9 @@ class Folder:
     def rotate(self, keep: int) -> None:
         """Delete all saves of Savers but the newest `keep` of this course, and those in use.
 
-        In use are those that a guard calls good, and those that a run is evaluating.
+        In use are the one that a guard calls good, and those that a run is evaluating.
         """
-        left, limit = keep, None
+        left, limit, good = keep, None, _load(self.path / _GOOD).get("save")
         for save in finished(self.path):
             on_course = limit is None or save.number <= limit
             if on_course:
@@ -246,7 +244,7 @@ class Folder:
                 if left and _is_whole(save):
                     left -= 1
                     continue
-            if save.recorded and not (save.path / GOOD).exists() and not is_leased(save.path):
+            if save.recorded and save.path.name != good and not is_leased(save.path):
                 if save.path.is_symlink() or save.path.stat().st_uid != os.geteuid():
                     continue
                 _delete(save.path)
@@ -295,6 +293,20 @@ def _delete(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         path.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
+
+
+def call_good(path: Path) -> None:
+    """Have rotation keep a save, in place of the one that was called good before.
+
+    Do nothing in a folder that no Saver fills. The save itself stays as it is, so that nobody who
+    watches it takes it for a new one.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    place = path.parent / _GOOD
+    if (path.parent / RECORD).is_file() and _load(place).get("save") != path.name:
+        _write(place, {"save": path.name})
 
 
 def is_leased(path: Path) -> bool:

@@ -79,8 +79,8 @@ class Checkpoints(Protocol):
         """Return the step of the newest one that was changed since."""
         ...
 
-    def go_on(self) -> None:
-        """Look at the newest one."""
+    def go_on(self, spoiled: Sequence[tuple[int, float]] = ()) -> None:
+        """Look at the newest one. Have it kept if it is healthy."""
         ...
 
     def saves(self, spoiled: Sequence[tuple[int, float]] = ()) -> list[Save]:

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from coordinate_eval import _files, _owner
 from coordinate_eval._format import brief
+from coordinate_eval.checkpointing import saves
 from coordinate_eval.clusters.protocol import ENDS_WITH_PARENT
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, finding, guard, reading
@@ -169,14 +170,26 @@ class Candidates:
         """Return the step of the newest checkpoint that was changed since, finished by its name."""
         return next((e.step or 0 for e in self._finished() if e.changed >= since), None)
 
-    def go_on(self) -> None:
-        """Look at the newest finished checkpoint, if nobody has, while the training runs."""
+    def go_on(self, spoiled: Sequence[tuple[int, float]] = ()) -> None:
+        """Look at the newest finished checkpoint, if nobody has, while the training runs.
+
+        Where it is healthy, the `Saver` of the training keeps it from now on.
+
+        Args:
+            spoiled: as for `choose`.
+        """
         if self._is_looking() or time.monotonic() < self._lists_at:
             return
         self._lists_at = time.monotonic() + LIST_SECONDS
-        newest = next((each for each in self._finished() if self._is_still(each)), None)
-        if newest is not None and self._health(newest) is None:
+        left = (each for each in self._finished() if not _is_spoiled(each, spoiled))
+        newest = next(filter(self._is_still, left), None)
+        if newest is None:
+            return
+        health = self._health(newest)
+        if health is None:
             self._begin(newest)
+        elif not health.why:
+            _keep(newest)
 
     def saves(self, spoiled: Sequence[tuple[int, float]] = ()) -> list[Save]:
         """Return the checkpoints to which a training may go back."""
@@ -236,6 +249,7 @@ class Candidates:
                 )
                 passed.append(f"{saved.path.name}: of another training than {first.path}")
                 continue
+            _keep(saved)
             return Choice(path=str(saved.path), step=step, passed_over=tuple(passed))
         return Choice(passed_over=tuple(passed), refused=other)
 
@@ -302,6 +316,11 @@ class Candidates:
         update = {"state": _state(saved), "step": saved.step}
         _files.write_record(self._path(saved), found.model_copy(update=update))
         return False
+
+
+def _keep(saved: Saved) -> None:
+    with contextlib.suppress(OSError):  # of another user, or a full disk
+        saves.call_good(saved.path)
 
 
 def _is_spoiled(saved: Saved, spoiled: Sequence[tuple[int, float]]) -> bool:

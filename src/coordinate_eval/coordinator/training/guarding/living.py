@@ -64,7 +64,8 @@ class Living:
                 onset = vitals.onset if problem.what is What.NOT_FINITE else None
                 self._cancel(number, problem.what, problem.why, onset=onset)
                 return True
-        self._hands.checkpoints.go_on()
+        if self._hands.watch.spike() is None:  # what is saved now may be what it goes back behind
+            self._hands.checkpoints.go_on(self._hands.dir.spoiled())
         return False
 
     def _look_after_pending(self, attempt: Attempt, shown: BatchJob) -> bool:
