@@ -113,6 +113,8 @@ function table(details) {
 }
 
 const figures = [...document.querySelectorAll("figure[data-column]")];
+// What is in view is drawn with the page, and the rest when it comes into view.
+for (const f of figures) if (f.getBoundingClientRect().top < innerHeight) draw(f);
 const seen = new IntersectionObserver((entries) => {
   for (const entry of entries) if (entry.isIntersecting) draw(entry.target);
 }, {rootMargin: "300px"});
