@@ -83,10 +83,10 @@ class Endings:
         if what in (What.FAILED, What.OUT_OF_MEMORY, What.NODE_FAILED, What.LOST):
             cause = why.cause_of_attempt(self._hands, number, described)
         words = cancelled.why if cancelled is not None and what is cancelled.what else ""
-        begun_from = Path(attempt.checkpoint) if attempt.checkpoint else None
-        if begun_from is not None and vitals.first_step is None and not begun_from.exists():
+        failed_at_once = what is What.FAILED and reached is None
+        if failed_at_once and attempt.checkpoint and not Path(attempt.checkpoint).exists():
             # What its log says of a missing file is no error of the script.
-            cause, words = None, f"{begun_from} was deleted before the training had read it"
+            cause, words = None, f"{attempt.checkpoint} was deleted before the training had read it"
         ended = Ended(
             number=number,
             what=what,
