@@ -50,7 +50,8 @@ def keep(home: Path, step: int, scores: dict[str, Any], **more: Any) -> None:
         for name, each in scores.items()
     }
     record = Measured(
-        run=f"run-{len(training)}-{step}", dir="/none", identity=f"{step}",
+        run=more.pop("run", f"run-{len(training)}-{step}"), dir="/none",
+        identity=more.pop("identity", f"{step}"),
         training=training, checkpoint=f"{training}/step-{step}", step=step,
         created=more.pop("created", step), ended=1, complete=True,
         suite="s", scores=plain, **more,

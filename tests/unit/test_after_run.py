@@ -74,7 +74,7 @@ def test_how_a_command_ended_is_kept(
     run_dir: RunDir, script: str, problem: str, status: int, last: str | None
 ) -> None:
     said = called(run_dir, run_with("sh", "-c", script))
-    end = _files.read_record(run_dir.after_run, HookEnd)
+    end = _files.read_record(run_dir.hook("after_run"), HookEnd)
     assert (end.problem, end.exit_status) == (problem, status)
     assert end.last_line == last if last is not None else len(end.last_line) < 600
     assert said == end.words
@@ -89,15 +89,15 @@ def test_the_last_call_counts(run_dir: RunDir) -> None:
     after_run = AfterRun(run_dir, run_with("true"))
     with after_run:
         after_run.begin()
-        assert not run_dir.after_run.exists()
+        assert not run_dir.hook("after_run").exists()
         assert after_run.wait() == ""
-    assert _files.read_record(run_dir.after_run, HookEnd).problem == ""
+    assert _files.read_record(run_dir.hook("after_run"), HookEnd).problem == ""
 
 
 def test_a_command_that_is_not_there_is_named(run_dir: RunDir) -> None:
     said = called(run_dir, run_with("/no/such program"))
     assert said.startswith("after_run cannot be called: '/no/such program': No such file")
-    assert _files.read_record(run_dir.after_run, HookEnd).words == said
+    assert _files.read_record(run_dir.hook("after_run"), HookEnd).words == said
 
 
 def test_our_own_command_is_found_and_python_stays_the_users(
@@ -125,7 +125,7 @@ def test_people_are_told(
     assert list(doctor.hooks(settings)) == []
     run_dir.cancelled.touch()
     failed = HookEnd(problem="ended with exit status 1", exit_status=1, last_line="E", log="/l")
-    _files.write_record(run_dir.after_run, failed)
+    _files.write_record(run_dir.hook("after_run"), failed)
     words = "after_run ended with exit status 1: E; see /l"
     assert show_status("r", settings, as_json=False, follow=False) == 1
     assert words in capsys.readouterr().out
@@ -139,7 +139,7 @@ def test_people_are_told(
     assert found.state is State.WARNING
     assert f"it failed in 1 of 1 run, last in r: {words}" in found.found
     assert str(run_dir.root) in found.do
-    _files.write_record(run_dir.after_run, HookEnd(exit_status=0, log="/l"))
+    _files.write_record(run_dir.hook("after_run"), HookEnd(exit_status=0, log="/l"))
     (found,) = doctor.hooks(settings)
     assert found.state is State.OK
 

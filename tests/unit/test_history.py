@@ -10,7 +10,7 @@ import pytest
 from tests.decisions import make_run
 from tests.trainings import TRAINING, call, keep, run_of
 
-from coordinate_eval.coordinator.cli.inquire.history import curve_line
+from coordinate_eval.coordinator.cli.inquire.history import curve_lines
 from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.history.measured import Measured
 from coordinate_eval.coordinator.history.series import Series, best, column, series
@@ -220,14 +220,14 @@ def test_the_curve_of_a_training_is_a_line_that_fits_a_terminal(tmp_path: Path) 
     settings = Settings(runs_dir=str(tmp_path))
     for step in range(100, 300, 100):
         keep(tmp_path, step, {"a": 0.5, "b": 0.1})
-    assert curve_line(settings, TRAINING) == ""
+    assert curve_lines(settings, TRAINING) == []
     for step in range(300, 10_000, 100):
         keep(tmp_path, step, {"a": 0.5, "b": step / 20_000})
     keep(tmp_path, 100, {"a": 0.9, "b": 0.9}, training="/ckpts/other")
 
-    line = curve_line(settings, TRAINING)
+    (line,) = curve_lines(settings, TRAINING)
 
     assert line.startswith("mean of 2 datasets  ▁")
     assert line.endswith("→ 0.4975")
     assert len(line) <= 80
-    assert curve_line(settings, "/ckpts/none") == ""
+    assert curve_lines(settings, "/ckpts/none") == []

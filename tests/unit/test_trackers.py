@@ -117,6 +117,49 @@ def test_wandb_has_an_axis_that_may_go_back(
     assert {record.run.project for record in records} >= {"pretraining"}
 
 
+ALARM = (
+    "step-30: a: collapse: 0.0500 ±0.0100, and 0.5000 was expected; the last good one is "
+    "/ckpts/seven/step-20"
+)
+
+
+def test_trackers_get_an_alarm_in_words_once(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an alert of W&B, a tag of MLflow, a text of TensorBoard: each time with the evidence."""
+    from mlflow import MlflowClient
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    offline = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
+    uri = f"file://{tmp_path}/ml"
+    mlflow = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_TRACKING_URI": uri}
+    for name, value in {**offline, **mlflow}.items():
+        monkeypatch.setenv(name, value)
+    run_of(home, 30, {"a": 0.05, "b": 0.25})
+    for _ in range(2):
+        for to in ("wandb", "mlflow"):
+            logged(home, "--to", to)
+        logged(home, "--to", "tensorboard", "--dir", str(tmp_path / "board"))
+
+    (path,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    alerts = [r.alert for r in wandb_records(path) if r.WhichOneof("record_type") == "alert"]
+    assert [each.title for each in alerts] == ["seven, step 30"]
+    assert alerts[0].text.endswith(ALARM)
+    client = MlflowClient(uri)
+    (experiment,) = client.search_experiments(filter_string="name = 'seven'")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.data.tags["coordinate_eval.alarms.step_30"].endswith(ALARM)
+    texts = [
+        value.tensor.string_val[0].decode()
+        for file in (tmp_path / "board").rglob("events.*")
+        for event in LegacyEventFileLoader(str(file)).Load()
+        for value in event.summary.value
+        if value.tag == "eval/alarm"
+    ]
+    assert len(texts) == 1
+    assert texts[0].endswith(ALARM)
+
+
 def test_a_score_that_comes_later_is_told_alone(home: Path, tmp_path: Path) -> None:
     to = ("--to", "tensorboard", "--dir", str(tmp_path / "board"))
     run_of(home, 30, {"a": 0.5})

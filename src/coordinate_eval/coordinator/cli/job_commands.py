@@ -119,6 +119,21 @@ def supervise(run_dir: Path, minutes: int = 0) -> int:
     return 0 if results is None or results["complete"] else 1
 
 
+def tell_alarms(run_dir: Path) -> int:
+    """Tell people of the alarms of a run's training that they do not know."""
+    from coordinate_eval.coordinator.cli.inquire.alarms import tell_alarms as tell
+    from coordinate_eval.coordinator.history.telling import TURN_SECONDS
+    from coordinate_eval.coordinator.inputs.checkpoints.saved import training_of
+    from coordinate_eval.coordinator.run.records import read_run
+
+    end_with_parent_if_asked()
+    run = read_run(enter(run_dir))
+    wrong = tell(run.settings, training_of(run.checkpoint.path), patience=TURN_SECONDS)
+    for line in wrong:
+        print(line, flush=True)
+    return int(bool(wrong))
+
+
 def submit(run_dir: Path) -> None:
     """Submit what waits in the spool beside a run, for its supervisor."""
     from coordinate_eval.coordinator.cli.launch.spooled import submit_waiting
@@ -299,6 +314,7 @@ def test_nodes(folder: Path, nodes: str, partition: str = "") -> int:
 COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "_supervise": supervise,
     "_submit": submit,
+    "_tell_alarms": tell_alarms,
     "_guard": guard,
     "_keep": keep,
     "_sweep": sweep,

@@ -40,6 +40,11 @@ class Row(NamedTuple):
     warnings: Mapping[str, str] = {}
     """Dataset → what is wrong with its answers."""
 
+    @property
+    def name(self) -> str:
+        """Return the step, or the name of the checkpoint's folder where no step is known."""
+        return f"step {self.step:,}" if self.step is not None else Path(self.checkpoint).name
+
     def score(self, dataset: str) -> Score:
         """Return the score of a dataset that has one."""
         return Score(*self.scores[dataset])

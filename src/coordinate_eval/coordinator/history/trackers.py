@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.history import measured
+from coordinate_eval.coordinator.history import measured, telling
 from coordinate_eval.coordinator.history.alarms import alarms
 from coordinate_eval.coordinator.history.series import Row, Series, mean_column
 from coordinate_eval.errors import UserError
@@ -23,6 +23,8 @@ STEP = "train/step"
 """The horizontal axis of W&B. Its own step only grows, and a training may go back."""
 
 _TOKENS = "train/tokens"
+_ALARMS = "eval/alarms"
+_MOST_OF_A_TAG = 5000  # characters of a tag in MLflow
 _SECONDS = 60  # for a tracker's server to answer
 
 
@@ -45,6 +47,8 @@ class Point(NamedTuple):
     step: int
     created: float
     metrics: Mapping[str, float]
+    alarms: Sequence[str] = ()
+    """Alarms that begin at it, in words."""
 
 
 def points(found: Series, tokens_per_step: int | None = None) -> list[Point]:
@@ -54,7 +58,9 @@ def points(found: Series, tokens_per_step: int | None = None) -> list[Point]:
     Checkpoints without a step are left out.
     """
     mean = mean_column(found, found.rows)
-    raised = [alarm.row.checkpoint for alarm in alarms(found)]
+    raised: dict[str, list[str]] = {}
+    for alarm in alarms(found):
+        raised.setdefault(alarm.row.checkpoint, []).append(telling.line(alarm))
 
     def metrics(row: Row) -> Iterator[tuple[str, float]]:
         for name in row.scores:
@@ -64,12 +70,18 @@ def points(found: Series, tokens_per_step: int | None = None) -> list[Point]:
                 yield f"eval/{name}_stderr", score.stderr
         if mean is not None and (value := mean.value(row)) is not None:
             yield "eval/mean", value.value
-        yield "eval/alarms", raised.count(row.checkpoint)
+        yield _ALARMS, len(raised.get(row.checkpoint, ()))
         if tokens_per_step is not None and row.step is not None:
             yield _TOKENS, row.step * tokens_per_step
 
     return [
-        Point(row.checkpoint, row.step, row.created, dict(metrics(row)))
+        Point(
+            row.checkpoint,
+            row.step,
+            row.created,
+            dict(metrics(row)),
+            raised.get(row.checkpoint, ()),
+        )
         for row in found.rows
         if row.step is not None and row.scores
     ]
@@ -117,7 +129,8 @@ class _Noted:
         told = self._told.get(point.checkpoint, {})
         # As text, in which NaN is like NaN.
         new = {k: v for k, v in point.metrics.items() if json.dumps(told.get(k)) != json.dumps(v)}
-        return point._replace(metrics=new if new.keys() - {_TOKENS} else {})
+        metrics = new if new.keys() - {_TOKENS} else {}
+        return point._replace(metrics=metrics, alarms=point.alarms if _ALARMS in metrics else ())
 
     def add(self, new: Sequence[Point]) -> None:
         """Note that the tracker has taken these."""
@@ -143,6 +156,8 @@ def _wandb(training: str, new: Sequence[Point], target: Target) -> None:
         run.define_metric("eval/*", step_metric=STEP)
         for each in new:
             run.log({STEP: each.step, **each.metrics})
+            if each.alarms:
+                run.alert(f"{name}, step {each.step:,}", "\n".join(each.alarms), level="WARN")
     wandb.teardown()  # what was logged offline is in its file only then
 
 
@@ -155,6 +170,8 @@ def _trackio(training: str, new: Sequence[Point], target: Target) -> None:
     )
     for each in new:
         trackio.log(dict(each.metrics), step=each.step)
+        if each.alarms:
+            trackio.alert(f"{name}, step {each.step:,}", "\n".join(each.alarms))
     trackio.finish()
 
 
@@ -181,6 +198,10 @@ def _mlflow(training: str, new: Sequence[Point], target: Target) -> None:
     ]
     for start in range(0, len(of_point), 1000):  # the most that a server takes at once
         client.log_batch(run, of_point[start : start + 1000])
+    for each in new:
+        if each.alarms:
+            words = "\n".join(each.alarms)[:_MOST_OF_A_TAG]
+            client.set_tag(run, f"coordinate_eval.alarms.step_{each.step}", words)
     if target.run is None:
         client.set_terminated(run)
 
@@ -190,11 +211,17 @@ def _tensorboard(training: str, new: Sequence[Point], target: Target) -> None:
         raise UserError("--to tensorboard needs --dir, the folder that TensorBoard shows")
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.plugins.text.metadata import create_summary_metadata
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     writer = EventFileWriter(str(target.folder / PurePath(training).name / "evaluation"))
     for each in new:
         values = [Summary.Value(tag=k, simple_value=v) for k, v in each.metrics.items()]
+        if each.alarms:
+            words = TensorProto(dtype="DT_STRING", string_val=["\n\n".join(each.alarms).encode()])
+            shown = create_summary_metadata("alarms", "")
+            values.append(Summary.Value(tag="eval/alarm", tensor=words, metadata=shown))
         summary = Summary(value=values)
         writer.add_event(Event(step=each.step, wall_time=time.time(), summary=summary))
     writer.close()

@@ -297,6 +297,17 @@ class Settings(Record):
         description="command to call when a run has ended, such as a script that logs its scores: "
         "a list of words, to which the run directory is added",
     )
+    on_alarm: list[str] = Field(
+        default=[],
+        description="command that is told of new alarms when a run has ended: a list of words; it "
+        "gets them as JSON on its stdin",
+    )
+    alarm_webhook_env: str | None = Field(
+        default=None,
+        pattern=_VARIABLE,
+        description="name of the environment variable that has the address of a webhook, which "
+        "gets the same JSON",
+    )
     engine: EngineSettings = EngineSettings()
     stage: StageSettings = StageSettings()
     trial: TrialSettings = TrialSettings()

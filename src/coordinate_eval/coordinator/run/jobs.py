@@ -227,7 +227,7 @@ def supervisor_job(run: Run, run_dir: RunDir, epoch: int, now: float) -> Job:
         minutes=minutes,
         requeue=True,
         submits=True,
-        **secrets(run, judge=True, engine=True),
+        **secrets(run, judge=True, engine=True, alarms=True),
         folder=str(run_dir.work),
         log=str(run_dir.logs / name),
     )
@@ -240,15 +240,20 @@ class Secrets(TypedDict):
     without: tuple[str, ...]
 
 
-def secrets(run: Run, *, judge: bool = False, engine: bool = False) -> Secrets:
+def secrets(
+    run: Run, *, judge: bool = False, engine: bool = False, alarms: bool = False
+) -> Secrets:
     """Return which environment variables with a key a job gets, and which it does not get.
 
     A supervisor gets all of them. Otherwise only those get a key that ask the server of that key.
     """
-    of_judge = run.settings.judge.api_key_env
-    of_engine = run.settings.engine.args.get("api_key_env")
-    got = {name for name, gets in ((of_judge, judge), (of_engine, engine)) if name and gets}
-    all_ = {name for name in (of_judge, of_engine) if name}
+    of_each = (
+        (run.settings.judge.api_key_env, judge),
+        (run.settings.engine.args.get("api_key_env"), engine),
+        (run.settings.alarm_webhook_env, alarms),
+    )
+    got = {name for name, gets in of_each if name and gets}
+    all_ = {name for name, _ in of_each if name}
     return {"needs": tuple(sorted(got)), "without": tuple(sorted(all_ - got))}
 
 

@@ -63,10 +63,9 @@ class RunDir:
         """Return the file of `Waiting`: why the run gets no nodes now."""
         return self.root / "waiting.json"
 
-    @property
-    def after_run(self) -> Path:
-        """Return the file of `HookEnd`: how the command of `after_run` ended."""
-        return self.root / "after_run.json"
+    def hook(self, name: str) -> Path:
+        """Return the file of `HookEnd`: how `after_run` ended, or what tells of alarms."""
+        return self.root / f"{name}.json"
 
     @property
     def refused(self) -> Path:

@@ -265,9 +265,14 @@ class Waiting(Record):
     since: float = Field(description="in seconds since the epoch")
 
 
-class HookEnd(Record):
-    """`after_run.json`: how the user's own command after the run ended, the last time."""
+HOOKS = ("after_run", "on_alarm")
+"""What is called when a run has ended: the user's own command, and what tells of alarms."""
 
+
+class HookEnd(Record):
+    """`after_run.json`, `on_alarm.json`: how what is called after the run ended, the last time."""
+
+    hook: str = "after_run"
     problem: str = Field(default="", description="what went wrong; empty if nothing did")
     exit_status: int | None = Field(
         default=None, description="negative: the signal that ended it; None if it did not end"
@@ -279,7 +284,13 @@ class HookEnd(Record):
     def words(self) -> str:
         """Return what went wrong, for people; empty if nothing did."""
         said = f": {self.last_line}" if self.last_line else ""
-        return f"after_run {self.problem}{said}; see {self.log}" if self.problem else ""
+        return f"{self.hook} {self.problem}{said}; see {self.log}" if self.problem else ""
+
+
+def hook_ends(run_dir: RunDir) -> dict[str, HookEnd]:
+    """Return how what was called after a run ended, by name."""
+    ends = {hook: _files.read_record_if_there(run_dir.hook(hook), HookEnd) for hook in HOOKS}
+    return {hook: end for hook, end in ends.items() if end is not None}
 
 
 class Submitted(Record):

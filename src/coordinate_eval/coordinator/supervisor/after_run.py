@@ -1,4 +1,4 @@
-"""The user's own command after a run: `after_run` of the settings, such as one that logs scores."""
+"""What is called after a run: the user's own command, `after_run`, and what tells of alarms."""
 
 import contextlib
 import os
@@ -13,53 +13,89 @@ from typing import Self
 
 from coordinate_eval import _files, _owner
 from coordinate_eval._format import brief
+from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import HookEnd, Run
 from coordinate_eval.errors import ForeignError
 
 LIMIT_SECONDS = 600.0
-"""Time that the command gets before it is killed, with all that it has started."""
+"""Time that a command gets before it is killed, with all that it has started."""
+
+TELL_ALARMS = "_tell_alarms"
+"""The command of this program that tells of the alarms of a run's training."""
 
 _LAST_BYTES = 4096
 """Bytes at the end of the command's output in which its last line is looked for."""
 
 
 class AfterRun:
-    """The command of `after_run`, if there is one, as a context manager.
+    """The commands after a run, if there are any, as a context manager.
 
-    It begins as soon as the results are there, while the run's last jobs leave. Its last argument
-    is the run directory, and its output goes to `logs/after_run.log`. How it ended is kept in the
-    run directory. A supervisor that is killed meanwhile, and started again, calls it once more.
+    They begin as soon as the results are there, while the run's last jobs leave. A supervisor that
+    is killed meanwhile, and started again, calls them once more.
 
     Args:
         run_dir: the run.
         run: its record.
-        limit_seconds: time that the command gets, from its beginning.
+        limit_seconds: time that the commands get, from their beginning.
     """
 
     def __init__(self, run_dir: RunDir, run: Run, limit_seconds: float = LIMIT_SECONDS) -> None:
-        self._argv = run.settings.after_run and [*run.settings.after_run, str(run_dir.root)]
-        self._dir, self._log = run_dir, run_dir.logs / "after_run.log"
-        self._limit = limit_seconds
-        self._began = 0.0
-        self._child: subprocess.Popen[bytes] | None = None
-        self._problem = ""
+        called = {"after_run": run.settings.after_run}
+        if run.settings.on_alarm or run.settings.alarm_webhook_env:
+            called["on_alarm"] = [*jobs.program(sys.executable), TELL_ALARMS]
+        self._hooks = [
+            _Hook(run_dir, hook, [*argv, str(run_dir.root)], limit_seconds)
+            for hook, argv in called.items()
+            if argv
+        ]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Kill the command if nobody has waited for it, as after Ctrl-C."""
+        """Kill the commands if nobody has waited for them, as after Ctrl-C."""
+        for hook in self._hooks:
+            hook.kill()
+
+    def begin(self) -> None:
+        """Call the commands."""
+        for hook in self._hooks:
+            hook.begin()
+
+    def wait(self) -> str:
+        """Wait until the commands end, if they have begun, and keep how they ended.
+
+        Returns:
+            What went wrong; an empty string if nothing did. The run itself has ended all the same.
+        """
+        return "; ".join(filter(None, [hook.wait() for hook in self._hooks]))
+
+
+class _Hook:
+    """A command whose last argument is the run directory. How it ended is kept there.
+
+    Its output goes to `logs/<name>.log`.
+    """
+
+    def __init__(self, run_dir: RunDir, name: str, argv: list[str], limit_seconds: float) -> None:
+        self._name, self._argv = name, argv
+        self._end, self._log = run_dir.hook(name), run_dir.logs / f"{name}.log"
+        self._limit = limit_seconds
+        self._began = 0.0
+        self._child: subprocess.Popen[bytes] | None = None
+        self._problem = ""
+
+    def kill(self) -> None:
+        """Kill the command if it goes on."""
         if self._child is not None:
             _kill(self._child)
 
     def begin(self) -> None:
         """Call the command."""
-        if not self._argv:
-            return
         self._began = time.monotonic()
         try:
-            self._dir.after_run.unlink(missing_ok=True)  # of the time before
+            self._end.unlink(missing_ok=True)  # of the time before
             self._log.parent.mkdir(exist_ok=True)
             with os.fdopen(_owner.open_log(self._log), "ab") as output:
                 self._child = subprocess.Popen(
@@ -75,12 +111,8 @@ class AfterRun:
             self._problem = f"cannot be called: {self._argv[0]!r}: {why}"
 
     def wait(self) -> str:
-        """Wait until the command ends, if it has begun, and keep how it ended.
-
-        Returns:
-            What went wrong; an empty string if nothing did. The run itself has ended all the same.
-        """
-        if not self._argv or not self._began:
+        """Wait until the command ends, if it has begun, and return what went wrong."""
+        if not self._began:
             return ""
         status: int | None = None
         if self._child is not None:
@@ -93,9 +125,15 @@ class AfterRun:
                 self._problem = f"did not end within {self._limit:g} s and was killed"
         last = self._last_line() if self._problem and self._child else ""
         self._child = None
-        end = HookEnd(problem=self._problem, exit_status=status, last_line=last, log=str(self._log))
+        end = HookEnd(
+            hook=self._name,
+            problem=self._problem,
+            exit_status=status,
+            last_line=last,
+            log=str(self._log),
+        )
         with contextlib.suppress(OSError):  # the supervisor's log has it, too
-            _files.write_record(self._dir.after_run, end)
+            _files.write_record(self._end, end)
         return end.words
 
     def _last_line(self) -> str:

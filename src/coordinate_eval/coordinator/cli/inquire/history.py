@@ -1,4 +1,4 @@
-"""`coordinate-eval history`, `best` and `alarms`: scores over the checkpoints of a training."""
+"""`coordinate-eval history` and `best`: scores over the checkpoints of a training."""
 
 import csv
 import io
@@ -16,7 +16,6 @@ from coordinate_eval.coordinator.cli.inquire.curves import curves, curves_table,
 from coordinate_eval.coordinator.cli.inquire.runs import readable_runs
 from coordinate_eval.coordinator.cli.output import console, say, table_console, write_json
 from coordinate_eval.coordinator.history import measured
-from coordinate_eval.coordinator.history.alarms import Alarm, alarms
 from coordinate_eval.coordinator.history.measured import Measured
 from coordinate_eval.coordinator.history.series import (
     Column,
@@ -70,23 +69,29 @@ def load(settings: Settings) -> tuple[list[Measured], list[str]]:
     return list(by_run.values()), problems
 
 
-def curve_line(settings: Settings, training: str) -> str:
-    """Return the means of a training's latest checkpoints in a line of at most 80 columns.
+def curve_lines(settings: Settings, folder: str) -> list[str]:
+    """Return the means of the latest checkpoints of each training in a folder, in 80 columns.
 
-    It is empty where fewer than three have one, or the history cannot be read.
+    A training is left out where fewer than three have one, and all if the history cannot be read.
     """
     try:
         known, _ = load(settings)
-        found = series([each for each in known if each.training == training])
+        found = series(each for each in known if Path(each.training).is_relative_to(folder))
     except (CoordinateError, OSError):
-        return ""
-    if (mean := mean_column(found, found.rows)) is None:
-        return ""
-    values = [mean.value(row) for row in found.rows if row.step is not None]
-    means = [each.value for each in values if each is not None]
-    if len(means) < 3:
-        return ""
-    return f"mean of {plural(len(mean.datasets), 'dataset')}  {sparkline(means[-40:])}"
+        return []
+    trainings = list(dict.fromkeys(row.training for row in found.rows))
+    lines = []
+    for training in trainings:
+        its = alone(known, found, training, None)
+        if (mean := mean_column(its, its.rows)) is None:
+            continue
+        values = [mean.value(row) for row in its.rows if row.step is not None]
+        means = [each.value for each in values if each is not None]
+        if len(means) >= 3:
+            whose = f"{PurePath(training).name}: " if len(trainings) > 1 else ""
+            datasets = plural(len(mean.datasets), "dataset")
+            lines.append(f"{whose}mean of {datasets}  {sparkline(means[-40:])}")
+    return lines
 
 
 def show_history(settings: Settings, wanted: Wanted, form: str, parquet: Path | None) -> None:
@@ -141,81 +146,24 @@ def show_best(settings: Settings, wanted: Wanted, by: str, *, as_json: bool) -> 
             }
         )
     else:
-        _out(f"{chosen.row.checkpoint}: {by} {_number(chosen.value)}")
+        out(f"{chosen.row.checkpoint}: {by} {_number(chosen.value)}")
         if chosen.close:
-            shown = ", ".join(f"{_name(row)} ({_number(value)})" for row, value in chosen.close[:5])
+            shown = ", ".join(f"{row.name} ({_number(value)})" for row, value in chosen.close[:5])
             more = len(chosen.close) - 5
-            _out(
+            out(
                 f"may be as good: {shown}{f' and {more} more' if more > 0 else ''}; "
                 "`coordinate-eval compare` tells more, item by item"
             )
         if chosen.without:
-            _out(f"{plural(len(chosen.without), 'checkpoint')} without all of these scores")
+            out(f"{plural(len(chosen.without), 'checkpoint')} without all of these scores")
     for line in [*found.notes, *problems]:
         say(line)
-
-
-def show_alarms(settings: Settings, wanted: Wanted, *, as_json: bool) -> int:
-    """Print the alarms of trainings, the newest last. Return the exit status.
-
-    It is 1 if an alarm is true of the newest checkpoint of a training.
-
-    Raises:
-        UserError: there is no such training.
-    """
-    known, problems = load(settings)
-    found = series(known, wanted.trainings, wanted.suite)
-    raised, notes, broken = alarms_of(known, found, wanted.suite)
-    if as_json:
-        write_json(
-            {"schema": "coordinate-eval/alarms@1", "alarms": [_alarm(each) for each in raised]}
-        )
-    else:
-        for each in raised:
-            good = f"; the last good one is {each.good.checkpoint}" if each.good else ""
-            until = "" if each.last == each.row else f", until {_name(each.last)}"
-            _out(f"{each.row.checkpoint}: {each.what}: {each.kind}: {each.words}{until}{good}")
-        if not raised:
-            _out(f"no alarms in {plural(len(found.rows), 'checkpoint')}")
-    for line in [*notes, *problems]:
-        say(line)
-    return int(broken)
-
-
-def alarms_of(
-    known: Sequence[Measured], found: Series, suite: str | None
-) -> tuple[list[Alarm], list[str], bool]:
-    """Return the alarms of each training, notes, and whether the newest checkpoint has one."""
-    raised: list[Alarm] = []
-    notes: list[str] = []
-    broken = False
-    for training in dict.fromkeys(row.training for row in found.rows):
-        its = alone(known, found, training, suite)
-        notes += its.notes
-        raised += (mine := alarms(its))
-        newest = [row for row in its.rows if row.step is not None][-1:]
-        broken |= any(alarm.last in newest for alarm in mine)
-    return raised, notes, broken
 
 
 def alone(known: Sequence[Measured], found: Series, training: str, suite: str | None) -> Series:
     """Return the series of one training: what another was asked is nothing to it."""
     of = {row.checkpoint for row in found.rows if row.training == training}
     return series([each for each in known if each.checkpoint in of], suite=suite)
-
-
-def _alarm(each: Alarm) -> dict[str, Any]:
-    return {
-        "kind": each.kind,
-        "what": each.what,
-        "checkpoint": each.row.checkpoint,
-        "step": each.row.step,
-        "run": each.row.runs[0],
-        "until": each.last.checkpoint,
-        "words": each.words,
-        "last_good": each.good.checkpoint if each.good else None,
-        "last_good_step": each.good.step if each.good else None,
-    }
 
 
 def _told(row: Row, value: Value) -> dict[str, Any]:
@@ -228,12 +176,9 @@ def _told(row: Row, value: Value) -> dict[str, Any]:
     }
 
 
-def _out(text: str) -> None:
+def out(text: str) -> None:
+    """Print a line as it is."""
     console().print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _name(row: Row) -> str:
-    return f"step {row.step:,}" if row.step is not None else PurePath(row.checkpoint).name
 
 
 def _number(value: Value) -> str:
@@ -333,7 +278,7 @@ def _long(found: Series, wanted: Wanted) -> Iterator[dict[str, Any]]:
 def _print(found: Series, columns: Sequence[Column], wanted: Wanted, settings: Settings) -> None:
     where = table_console()
     if not found.rows or not columns:
-        _out("no scores yet" if found.rows else f"no runs under {settings.runs_dir}")
+        out("no scores yet" if found.rows else f"no runs under {settings.runs_dir}")
         return
     several = len({row.training for row in found.rows}) > 1
     values = [[each.value(row) for each in columns] for row in found.rows]
@@ -361,10 +306,10 @@ def _print(found: Series, columns: Sequence[Column], wanted: Wanted, settings: S
         width = max(len(each.name) for each in columns)
         for place, each in enumerate(columns):
             curve = [None if (value := cells[place]) is None else value.value for cells in values]
-            _out(f"{each.name:<{width}}  {sparkline(curve)}")
+            out(f"{each.name:<{width}}  {sparkline(curve)}")
     if lacking := [row for row in found.rows if row.missing]:
         count = sum(len(row.missing) for row in lacking)
-        _out(
+        out(
             f"* {plural(count, 'score')} missing in {plural(len(lacking), 'checkpoint')}: "
             "`coordinate-eval status RUN` says why"
         )

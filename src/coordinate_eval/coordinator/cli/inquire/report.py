@@ -6,8 +6,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from coordinate_eval.coordinator.cli.inquire.alarms import alarms_of
 from coordinate_eval.coordinator.cli.inquire.compare import p_words, summary_of
-from coordinate_eval.coordinator.cli.inquire.history import alarms_of, load
+from coordinate_eval.coordinator.cli.inquire.history import load
 from coordinate_eval.coordinator.cli.inquire.runs import find
 from coordinate_eval.coordinator.cli.output import say
 from coordinate_eval.coordinator.comparison.compare import Measured, compare, with_verdicts
@@ -57,12 +58,13 @@ def show_report(
     alone = _series_of(known, own, suite)
     file = output or Path(f"{_file_name(alone)}.html")
     drawing.check_page(file, experiment_page.MARK, "--output")
-    raised, notes, _ = alarms_of(known, alone, suite)
+    trainings, _ = alarms_of(known, alone, suite)
+    notes = [note for each, _ in trainings for note in each.notes]
     page = experiment_page.render(
         Experiment(
             found=found,
             baseline=baseline,
-            alarms=raised,
+            alarms=[alarm for _, raised in trainings for alarm in raised],
             compared=list(_comparisons(alone, base, settings)),
             notes=list(dict.fromkeys([*found.notes, *notes, *problems])),
         )

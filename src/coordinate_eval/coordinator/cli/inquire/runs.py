@@ -22,7 +22,7 @@ from coordinate_eval.coordinator.report.results import judged, judged_differentl
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.own import is_own, own, place
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import HookEnd, Run, read_run
+from coordinate_eval.coordinator.run.records import HOOKS, Run, hook_ends, read_run
 from coordinate_eval.coordinator.run.starting import spool
 from coordinate_eval.coordinator.run.upkeep.removing import REMOVED
 from coordinate_eval.errors import ClusterError, ForeignError, RecordError, UserError
@@ -253,14 +253,14 @@ def _row(
     silent = run.nonce in tasks and known is None
     phase = state.phase_of(run_dir, run, known, silent=silent)
     scored = _files.names(run_dir.results_folder)
-    hook = _files.read_record_if_there(run_dir.after_run, HookEnd) if phase.ended else None
+    hooks = hook_ends(run_dir) if phase.ended else {}
     row: dict[str, Any] = {
         "run": run.id,
         "dir": str(run_dir.root),
         "checkpoint": run.checkpoint.path,
         "suite": run.suite.name,
         "state": phase.value,
-        "after_run": hook.words if hook else "",
+        **{hook: hooks[hook].words if hook in hooks else "" for hook in HOOKS},
         "datasets": len(run.suite.datasets),
         "datasets_scored": sum(1 for d in run.suite.datasets if f"{d.name}.json" in scored),
         "created": run.created,
@@ -290,7 +290,7 @@ def _table(rows: list[dict[str, Any]], dataset: str | None) -> Table:
         cells = [
             row["run"],
             escape(row["suite"]),
-            row["state"] + (", after_run failed" if row["after_run"] else ""),
+            ", ".join([row["state"], *(f"{hook} failed" for hook in HOOKS if row[hook])]),
             f"{row['datasets_scored']} of {row['datasets']}",
             age(row["age_seconds"]),
         ]

@@ -228,7 +228,8 @@ def alarms(
 
     Exit status: 0 an alarm is true of no training's newest checkpoint; 1 one is; 2 it is not known.
     """
-    from coordinate_eval.coordinator.cli.inquire.history import Wanted, show_alarms
+    from coordinate_eval.coordinator.cli.inquire.alarms import show_alarms
+    from coordinate_eval.coordinator.cli.inquire.history import Wanted
 
     with _errors_are_no_verdict():
         settings, _ = load_settings({}, settings_file)

@@ -36,7 +36,7 @@ from coordinate_eval.coordinator.run import jobs, supervision
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.claiming.work import unscored_datasets
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import HookEnd, JudgeProgress, Run, read_run
+from coordinate_eval.coordinator.run.records import HOOKS, JudgeProgress, Run, hook_ends, read_run
 from coordinate_eval.coordinator.run.starting import spool
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
 
@@ -112,7 +112,7 @@ def describe(
         note = f"{note}; {seen}" if note else seen
     note = "; ".join(filter(None, (note, *supervision.all_in_words(tasks or []))))
     judge = _files.read_record_if_there(run_dir.judge, JudgeProgress)
-    hook = _files.read_record_if_there(run_dir.after_run, HookEnd) if phase.ended else None
+    hooks = hook_ends(run_dir) if phase.ended else {}
     rough = None
     if phase is not Phase.COMPLETE:
         rough = _files.read_record_if_there(run_dir.first_signal, FirstSignal)
@@ -135,7 +135,7 @@ def describe(
         "trials": [t.model_dump(mode="json") for t in state.read_trials(run_dir).values()],
         "jobs": [_job(run, t, arrays) for t in tasks or [] if t.state is not State.ENDED],
         "reasons": reasons,
-        "after_run": hook.model_dump(mode="json") if hook else None,
+        **{hook: hooks[hook].model_dump(mode="json") if hook in hooks else None for hook in HOOKS},
         "next": "" if foreign else _next(phase, command),
         "avoided": [] if foreign or phase.ended else _avoided(run_dir, run),
         "note": note,
@@ -175,9 +175,9 @@ def _follow(
         raise
     status_screen.show(shown, console)
     if not foreign:
-        from coordinate_eval.coordinator.cli.inquire.history import curve_line
+        from coordinate_eval.coordinator.cli.inquire.history import curve_lines
 
-        if line := curve_line(settings, training_of(run.checkpoint.path)):
+        for line in curve_lines(settings, training_of(run.checkpoint.path)):
             console.print(line, markup=False, highlight=False)
     return shown
 

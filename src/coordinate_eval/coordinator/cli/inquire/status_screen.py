@@ -19,7 +19,7 @@ from coordinate_eval.coordinator.cli.output import (
 )
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.report.warnings import often_odd
-from coordinate_eval.coordinator.run.records import HookEnd
+from coordinate_eval.coordinator.run.records import HOOKS, HookEnd
 
 _HEADLINES = {
     Phase.UNSUPERVISED: "has no supervisor",
@@ -107,8 +107,9 @@ def _parts(shown: dict[str, Any]) -> Iterator[RenderableType]:
             f"{','.join(failed)}; prompts that are built are not built again",
             style="yellow",
         )
-    if shown["after_run"] and (failed_hook := HookEnd.model_validate(shown["after_run"]).words):
-        yield Text(failed_hook, style="red")
+    for hook in HOOKS:
+        if shown.get(hook) and (problem := HookEnd.model_validate(shown[hook]).words):
+            yield Text(problem, style="red")
     for node in shown["avoided"]:
         yield Text(node, style="yellow")
     if shown["note"]:

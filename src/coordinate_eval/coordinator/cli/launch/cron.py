@@ -93,9 +93,9 @@ def cron_job(
     if not any(word.split("=")[0] == "--log" for word in words):
         words += ["--log", str(log)]
     command = [*program(sys.executable), "watch", *words, "--once"]
-    key = settings.judge.api_key_env
+    keys = [name for name in (settings.judge.api_key_env, settings.alarm_webhook_env) if name]
     more = (*settings.slurm.environment, _OF_RAY)
-    kept = of_job(os.environ, more, [key] if key else [])
+    kept = of_job(os.environ, more, keys)
     here = str(Path.cwd())
     digest = hashlib.sha256("\0".join([here, *words]).encode(errors="surrogateescape"))
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", there.name if there else "requests").strip("-.")[-40:]
@@ -115,7 +115,7 @@ def cron_job(
         secrets=tuple(
             name
             for name, value in sorted(kept.items())
-            if value and (name.endswith(_SECRETS) or _PASSWORD.search(value))
+            if value and (name in keys or name.endswith(_SECRETS) or _PASSWORD.search(value))
         ),
         notes=tuple(_notes(kept)),
     )

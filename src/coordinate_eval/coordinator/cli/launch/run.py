@@ -55,7 +55,7 @@ from coordinate_eval.errors import EngineError, RunExists, SubmitRefused, UserEr
 
 _OF_JOBS = {
     "stage", "trial", "harness", "metrics", "limits", "supervisor", "container", "slurm", "local",
-    "ray", "after_run",
+    "ray", "after_run", "on_alarm", "alarm_webhook_env",
 }  # fmt: skip
 """Settings, mostly sections, that decide how a run's jobs are submitted and what they do."""
 

@@ -21,6 +21,8 @@ from typing import Any
 from coordinate_eval import __version__, _files
 from coordinate_eval._format import plural, quoted, visible
 from coordinate_eval.clusters.protocol import TaskStatus
+from coordinate_eval.coordinator.cli.inquire.alarms import tell_alarms
+from coordinate_eval.coordinator.cli.inquire.history import curve_lines
 from coordinate_eval.coordinator.cli.inquire.runs import find_all, poll
 from coordinate_eval.coordinator.cli.launch.resume import cancel_run, supervise_from_here
 from coordinate_eval.coordinator.cli.launch.run import start_run
@@ -169,8 +171,18 @@ class Watch:
                     say(_summary([each.state for each in seen], "checkpoint"))
                     if not seen:
                         say(self.pattern.hint(self.folder))
+        if self.folder is not None and not self.dry:
+            self._say_how_it_goes(self.folder)
         wrong = wrong or any(each.error for each in requests)
         return 2 if wrong or any(each.error for each in seen) else 0
+
+    def _say_how_it_goes(self, folder: Path) -> None:
+        """Tell people of new alarms; in a terminal, show the curves of the trainings."""
+        if sys.stderr.isatty():
+            for line in curve_lines(self.settings, str(folder.resolve())):
+                say(line)
+        for line in tell_alarms(self.settings, str(folder.resolve()), patience=0):
+            say(line)
 
     def _requests(self) -> tuple[list[Waiting], bool]:
         """Submit what was requested elsewhere. Return all requests, and whether none can be read.

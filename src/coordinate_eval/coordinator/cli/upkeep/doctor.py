@@ -158,7 +158,7 @@ def hooks(settings: Settings) -> Iterator[Finding]:
     with contextlib.suppress(UserError):
         for run_dir, run in find_all(settings)[0][:MOST_RUNS]:
             with contextlib.suppress(RecordError, UserError, OSError):
-                end = _files.read_record_if_there(run_dir.after_run, HookEnd)
+                end = _files.read_record_if_there(run_dir.hook("after_run"), HookEnd)
                 if end is not None:
                     ends.append((run_dir, run, end))
     failed = [each for each in ends if each[2].problem]
