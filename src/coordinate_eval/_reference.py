@@ -35,7 +35,6 @@ def reference(model: Any, tokenizer: Any, path: str | os.PathLike[str]) -> None:
         model: any callable that takes token ids of shape [1, tokens] and returns logits, a tuple
             that begins with them, or an object that has them as `logits`.
         tokenizer: has `encode`, or is a callable whose result has `input_ids`.
-        path: the file to write.
     """
     import torch
 

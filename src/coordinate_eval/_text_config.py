@@ -110,7 +110,6 @@ def text_config(config: Mapping[str, Any], file: Path) -> TextConfig:
 
     Args:
         config: the content of `file`.
-        file: for messages.
     """
     given, kind = config, _type(config)
     for _ in range(_DEEPEST):

@@ -196,8 +196,6 @@ class Folder:
         """Give a draft its name when all its files are there.
 
         Args:
-            draft: what `begin` returned.
-            step: its step.
             sizes: the least bytes of each file, as its ranks have told.
 
         Raises:

@@ -66,7 +66,6 @@ class Writer:
         Args:
             folder: where the saves go; None on all ranks but 0.
             ranks: the processes that write together.
-            stager: who copies.
             keep: saves that rotation leaves; None: all.
             evaluate: arguments of `after_save` for each save; None: it is not called.
         """

@@ -215,10 +215,7 @@ def contained(
     Args:
         argv: what one task runs: a Python, `-P -m coordinate_eval`, a command and its words.
         container: where.
-        gpus: of a task.
         gpu_type: as the cluster spells it.
-        cpus: of a task.
-        folder: the working directory.
         launcher: what starts the tasks of a job that has several, such as `srun --ntasks=2`. Each
             task has a container of its own.
 

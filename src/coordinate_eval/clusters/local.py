@@ -99,7 +99,6 @@ class LocalCluster:
     """This machine as a `Cluster`.
 
     Args:
-        settings: what of it may be used.
         trial_memory_gib: memory of a trial beside its weights.
         gpu_memory_gib: memory of a GPU whose driver does not tell it; 0 if unknown.
     """

@@ -166,7 +166,6 @@ def find_cause(
     """Return why a job ended, from the logs of its ranks, Slurm's words, and what the job said.
 
     Args:
-        logs: of its ranks.
         rules: that tell what lines mean.
         end: how it ended, in Slurm's words.
         said: the job's own words about its end. A log may also have harmless lines.

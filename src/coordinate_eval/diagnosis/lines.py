@@ -115,7 +115,6 @@ def is_mild(text: str, said: str = "") -> bool:
     """Return whether a line says itself that it is a warning, or that work goes on.
 
     Args:
-        text: the line.
         said: an exception that ends it. The words of an exception do not make the line mild.
     """
     head = text[: min(_HEAD, len(text) - len(said))]

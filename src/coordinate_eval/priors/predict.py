@@ -92,7 +92,6 @@ class Priors:
 
     Args:
         seen: All observations. Without any, predictions are the shipped roofline's.
-        now: Seconds since the epoch, for the age of observations.
     """
 
     def __init__(self, seen: Iterable[Seen] = (), now: float = 0.0) -> None:

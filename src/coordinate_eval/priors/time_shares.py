@@ -55,7 +55,6 @@ class Shares:
 
     Args:
         sequences: Most requests that an engine with continuous batching runs at once.
-        clock: Returns seconds and never goes back.
     """
 
     def __init__(self, sequences: int, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -10,7 +10,7 @@ one record per line; its version is in the file that describes it.
 Units are seconds, bytes, tokens and items. Times are seconds since the epoch.
 """
 
-from coordinate_eval.records.base import FileName, Record
+from coordinate_eval.records.base import FileName, Record, absent, schema
 from coordinate_eval.records.inputs import (
     Checkpoint,
     CheckpointFormat,
@@ -76,6 +76,7 @@ __all__ = [
     "Span",
     "Suite",
     "Turn",
+    "absent",
     "computed_before",
     "computed_by_turns",
     "context_tokens",
@@ -83,4 +84,5 @@ __all__ = [
     "judge_name",
     "largest_token",
     "prompt_lengths",
+    "schema",
 ]

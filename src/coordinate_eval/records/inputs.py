@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from coordinate_eval.records.base import FileName, Record
+from coordinate_eval.records.base import FileName, Record, absent
 from coordinate_eval.records.names import TensorMapping
 
 
@@ -95,10 +95,8 @@ class Checkpoint(ModelCosts):
     )
     shares: list[float] = Field(default=[], description="weights of these in an average")
     files: list[str] = Field(description="config and tokenizer files, absolute")
-    mapping: TensorMapping | None = Field(
-        default=None,
-        exclude_if=lambda mapping: mapping is None,
-        description="from the names of the tensors to those of Hugging Face; none: they are those",
+    mapping: TensorMapping | None = absent(
+        None, "from the names of the tensors to those of Hugging Face; none: they are those"
     )
     bytes: int = Field(description="of the weights that engines get")
     loaded_bytes: int = Field(
@@ -166,13 +164,9 @@ class Prior(Record):
     chunk_overhead_seconds: float = Field(default=0.0, ge=0, le=1e6)
     floor_seconds: float = Field(default=0.0, ge=0, le=1e9)
     # Left out where they are 0: suites without them keep their digest.
-    score_seconds: float = Field(default=0.0, ge=0, le=1e9, exclude_if=lambda s: s == 0)
-    spread: float = Field(
-        default=0.0,
-        ge=0,
-        le=10,
-        exclude_if=lambda s: s == 0,
-        description="standard deviation of the logarithm of the true gpu_seconds over these",
+    score_seconds: float = absent(0.0, ge=0, le=1e9)
+    spread: float = absent(
+        0.0, "standard deviation of the logarithm of the true gpu_seconds over these", ge=0, le=10
     )
 
 
@@ -237,11 +231,9 @@ class Dataset(Record):
     gen_kwargs: dict[str, Any] = Field(default={})
     limit: int | None = None
     # Left out where there is none: suites without it keep their digest.
-    sample: float | None = Field(
-        default=None,
-        exclude_if=lambda share: share is None,
-        description="share of each task's items that is evaluated: drawn at random, and always "
-        "the same ones",
+    sample: float | None = absent(
+        None,
+        "share of each task's items that is evaluated: drawn at random, and always the same ones",
     )
     repeats: int | None = None
     chat_template: bool = False
@@ -249,10 +241,8 @@ class Dataset(Record):
     fewshot_as_multiturn: bool = False
     think_end_token: str | None = None
     metadata: dict[str, Any] = Field(default={})
-    rubric: Rubric | None = Field(
-        default=None,
-        exclude_if=lambda r: r is None,
-        description="how a judge rates the answers, in place of the task's own metrics",
+    rubric: Rubric | None = absent(
+        None, "how a judge rates the answers, in place of the task's own metrics"
     )
 
     def in_sample(self, items: int) -> int:

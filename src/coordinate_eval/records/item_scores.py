@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, FailFast, Field, FiniteFloat, model_validator
+from pydantic import FailFast, Field, FiniteFloat, model_validator
 
-from coordinate_eval.records.base import FileName, Record
+from coordinate_eval.records.base import FileName, Record, schema
 
 Numbers = Annotated[list[int], FailFast()]
 Values = Annotated[list[FiniteFloat | None], FailFast()]
@@ -40,10 +40,7 @@ class ItemScores(Record):
 class DatasetItems(Record):
     """The content of `items/<dataset>.json`."""
 
-    schema_: Literal["coordinate-eval/items@1"] = Field(
-        default="coordinate-eval/items@1", alias="schema"
-    )
-    model_config = ConfigDict(populate_by_name=True)
+    schema_: Literal["coordinate-eval/items@1"] = schema("coordinate-eval/items@1")
 
     dataset: FileName
     tables: list[ItemScores]

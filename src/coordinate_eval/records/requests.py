@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from coordinate_eval.records.base import Record
+from coordinate_eval.records.base import Record, schema
 
 
 class RequestKind(StrEnum):
@@ -130,10 +130,7 @@ class OwnAnswers(Record):
 class DatasetRequests(Record):
     """The index of `requests/<dataset>.jsonl`, written after that file."""
 
-    schema_: Literal["coordinate-eval/requests@2"] = Field(
-        default="coordinate-eval/requests@2", alias="schema"
-    )
-    model_config = ConfigDict(populate_by_name=True)
+    schema_: Literal["coordinate-eval/requests@2"] = schema("coordinate-eval/requests@2")
 
     dataset: str
     key: str = Field(description="cache key: hash of everything the requests depend on")

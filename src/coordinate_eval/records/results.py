@@ -2,10 +2,10 @@
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from typing_extensions import TypedDict  # pydantic takes that of `typing` from Python 3.12 on
 
-from coordinate_eval.records.base import Record
+from coordinate_eval.records.base import Record, schema
 from coordinate_eval.records.item_scores import ItemScores
 from coordinate_eval.records.requests import OwnAnswers
 
@@ -38,10 +38,7 @@ class Judge(TypedDict, total=False):
 class DatasetResults(Record):
     """The content of `results/<dataset>.json`, in the harness's own shape."""
 
-    schema_: Literal["coordinate-eval/results@1"] = Field(
-        default="coordinate-eval/results@1", alias="schema"
-    )
-    model_config = ConfigDict(populate_by_name=True)
+    schema_: Literal["coordinate-eval/results@1"] = schema("coordinate-eval/results@1")
 
     dataset: str
     items: int

@@ -137,7 +137,6 @@ class BatchScripts:
 
     Args:
         user: number of the user whose jobs these are.
-        client: runner of Slurm's commands.
     """
 
     user: int

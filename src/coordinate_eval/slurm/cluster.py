@@ -55,9 +55,6 @@ class SlurmCluster:
     """Slurm as a `Cluster`. Each method runs one Slurm command, at first a few more.
 
     Every method that runs a command raises `UserError` if SLURM_CONF names a missing file.
-
-    Args:
-        settings: of the site.
     """
 
     name = "slurm"

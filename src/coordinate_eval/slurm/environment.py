@@ -120,7 +120,6 @@ def of_job(
     """Return the variables that sbatch, and so a job, gets.
 
     Args:
-        environ: the variables of whoever submits it.
         more: further variables that all jobs get: names, or beginnings with `*` at the end.
         needs: further variables of this job.
         without: variables that this job does not get, whatever else says that it does.

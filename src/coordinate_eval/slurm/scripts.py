@@ -63,8 +63,6 @@ def submission(
     """Return the submission of `job` on a site with these settings.
 
     Args:
-        job: to be submitted.
-        settings: of the site.
         within: the partitions with the node that the job is pinned to, as far as they are known.
         most_mib_per_cpu: the partition's limit on the memory of a CPU, 0 without one.
 

@@ -158,7 +158,6 @@ def what_is_missing(files: Mapping[str, tuple[str, str]], program: str, user: in
     Args:
         files: by setting, a file that is there where the caller is, and what it contains.
         program: the Python that jobs are started with.
-        user: number of the user who calls.
     """
     for setting, (file, content) in files.items():
         found = None

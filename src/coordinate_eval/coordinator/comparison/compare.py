@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
@@ -38,6 +38,7 @@ from coordinate_eval.records import (
     DatasetResults,
     ItemScores,
     Record,
+    schema,
 )
 
 CLOSE = 1e-6
@@ -87,10 +88,7 @@ class Measured(Record):
 class Comparison(Record):
     """The document that `coordinate-eval compare --json` prints."""
 
-    schema_: Literal["coordinate-eval/comparison@1"] = Field(
-        default="coordinate-eval/comparison@1", alias="schema"
-    )
-    model_config = ConfigDict(populate_by_name=True)
+    schema_: Literal["coordinate-eval/comparison@1"] = schema("coordinate-eval/comparison@1")
 
     first: Side
     second: Side

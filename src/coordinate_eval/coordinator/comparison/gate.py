@@ -108,9 +108,7 @@ def judge(policy: Policy, found: Series, row: Row, compared: Comparison | None) 
     """Return the outcome of each rule for a checkpoint.
 
     Args:
-        policy: the rules.
         found: the series with the checkpoint, which says what datasets and groups there are.
-        row: the checkpoint.
         compared: its comparison with the baseline; None if there is none.
 
     Raises:

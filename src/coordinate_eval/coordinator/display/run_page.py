@@ -97,7 +97,6 @@ def render(
 
     Args:
         lanes: what each trial did.
-        results: the content of `results.json`.
         scored: the datasets with scores, in the order of the suite.
         planned_at: when the plan was made, which is its time 0, in seconds from the submission.
         last_response: when it came, in the same seconds.

@@ -66,7 +66,6 @@ def wanted_nodes(cluster: Cluster, names: str | None) -> tuple[list[Node], list[
     """Return the nodes to test, and those that cannot be tested now.
 
     Args:
-        cluster: one that is open.
         names: a list such as gpu[1-4,7]; None for all nodes of the partition.
 
     Raises:

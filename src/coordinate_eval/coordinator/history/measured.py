@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from coordinate_eval import __version__, _files
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of, training_of
@@ -26,7 +26,7 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.errors import CoordinateError
-from coordinate_eval.records import CheckpointFormat, Dataset, DatasetResults, Record
+from coordinate_eval.records import CheckpointFormat, Dataset, DatasetResults, Record, schema
 
 NOT_ASKED = {"name", "group", "items", "prior", "splittable"}
 """Fields of a dataset that change nothing in what is asked."""
@@ -57,10 +57,7 @@ time: ten thousand runs of 63 datasets have 630,000."""
 class Measured(Record):
     """The scores of one run."""
 
-    schema_: Literal["coordinate-eval/measured@1"] = Field(
-        default="coordinate-eval/measured@1", alias="schema"
-    )
-    model_config = ConfigDict(populate_by_name=True)
+    schema_: Literal["coordinate-eval/measured@1"] = schema("coordinate-eval/measured@1")
 
     run: str
     dir: str
@@ -91,8 +88,6 @@ def measure(run_dir: RunDir, run: Run, results: Mapping[str, Any] | None) -> Mea
     """Return what a run has measured so far.
 
     Args:
-        run_dir: its directory.
-        run: its record.
         results: the content of `results.json`; None while the run goes on.
 
     Raises:

@@ -98,7 +98,6 @@ def series(
     Of each dataset only the scores of one way of asking count: that of the newest run which has it.
 
     Args:
-        measured: of all runs.
         trainings: folders of checkpoints, or the last parts of their paths; all if empty.
         suite: the name of the suite of the runs that count; any if None.
 

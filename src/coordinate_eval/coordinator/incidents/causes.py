@@ -47,9 +47,7 @@ class Causes:
     """Finds the causes of a run's incidents, by the rules of its site as they are at the first one.
 
     Args:
-        run_dir: the run.
         settings: its settings, which name the rules.
-        tell: called with an event for the user.
     """
 
     def __init__(self, run_dir: RunDir, settings: Settings, tell: Callable[[str], None]) -> None:

@@ -29,7 +29,6 @@ def answer_seconds(
     `HANG_FACTOR`; or the time of the longest answer that is allowed.
 
     Args:
-        run: the run's record.
         floor_seconds: of each dataset, the predicted seconds of its longest item.
         longest_output_tokens: of each dataset, the most that one request may generate.
     """
@@ -51,7 +50,6 @@ def silence_seconds(
     """Return how long a trial may give no sign of life.
 
     Args:
-        run: the run's record.
         progress: of the trial; None if it has not said anything.
         held: datasets of which it has shards.
         due: seconds of an answer, from `answer_seconds`.
@@ -76,7 +74,6 @@ def quiet_seconds(run: Run, *, begun: bool) -> float:
     It gives signs whatever it does, however long that takes. So nothing is predicted here.
 
     Args:
-        run: the run's record.
         begun: it has given a sign; before the first one, Python starts.
     """
     least = max(LEAST_SIGNS * SIGN_SECONDS, run.settings.trial.hang_minutes * 60)

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End
@@ -16,7 +16,7 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import TrialError
 from coordinate_eval.diagnosis.cause import UNKNOWN, Cause, Remedy
 from coordinate_eval.errors import RecordError
-from coordinate_eval.records import Record
+from coordinate_eval.records import Record, schema
 
 Kind = Literal["trial", "keeper"] | Pullers
 How = End | Literal["error", "hung"]
@@ -40,10 +40,7 @@ _SAID = {
 class Incident(Record):
     """One thing that went wrong with a job."""
 
-    schema_: Literal["coordinate-eval/incident@1"] = Field(
-        default="coordinate-eval/incident@1", alias="schema"
-    )
-    model_config = ConfigDict(populate_by_name=True)
+    schema_: Literal["coordinate-eval/incident@1"] = schema("coordinate-eval/incident@1")
 
     job: str = Field(
         description="a trial, a keeper as `keeper_id` names it, or an array's name and index"

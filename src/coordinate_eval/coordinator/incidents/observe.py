@@ -72,7 +72,6 @@ def silent_ends(
     Args:
         tasks: the answer to a poll.
         trials: progress of the trials of the rounds that go on, by round.
-        now: time of the poll.
         known: jobs whose incident is written.
     """
     living, ends = living_and_ended(tasks)

@@ -38,7 +38,6 @@ def judged(
         work: what it is asked.
         costs: of all datasets. Their `judge_seconds` are a server's for the questions of this
             dataset alone, and those of its whole job where a checkpoint judges.
-        timeline: the plan.
         spare_gpus: GPUs that the plan does not use, and the judge may.
     """
     asked = {cost.name: cost for cost in costs if cost.judge_seconds > 0}

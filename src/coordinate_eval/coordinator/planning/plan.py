@@ -2,10 +2,10 @@
 
 from typing import Any, Literal, NamedTuple
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from coordinate_eval.coordinator.run.records import JudgePlace
-from coordinate_eval.records import CheckpointFormat, Record, Shard
+from coordinate_eval.records import CheckpointFormat, Record, Shard, absent, schema
 
 
 class Cost(Record):
@@ -18,19 +18,14 @@ class Cost(Record):
     chunk_overhead_seconds: float = Field(default=0.0, ge=0, le=1e6)
     floor_seconds: float = Field(default=0.0, ge=0, le=1e9)
     # Left out of a plan where it is 0, like `Plan.score_jobs`.
-    score_seconds: float = Field(
-        default=0.0,
+    score_seconds: float = absent(
+        0.0,
+        "of scoring, after all responses and metrics; splitting does not shorten it",
         ge=0,
         le=1e9,
-        description="of scoring, after all responses and metrics; splitting does not shorten it",
-        exclude_if=lambda seconds: seconds == 0,
     )
-    judge_seconds: float = Field(
-        default=0.0,
-        ge=0,
-        le=1e9,
-        description="of a judge, after the responses that it rates; no makespan counts them",
-        exclude_if=lambda seconds: seconds == 0,
+    judge_seconds: float = absent(
+        0.0, "of a judge, after the responses that it rates; no makespan counts them", ge=0, le=1e9
     )
     splittable: bool = True
     spread: float = Field(
@@ -101,49 +96,23 @@ class PlanCheckpoint(Record):
         description="absent if it is not made of others",
         exclude_if=lambda kind: kind not in (CheckpointFormat.ADAPTER, CheckpointFormat.AVERAGE),
     )
-    parts: list["PlanCheckpoint"] = Field(
-        default=[],
-        description="checkpoints that it is made of: the base, or those of an average",
-        exclude_if=lambda parts: not parts,
+    parts: list["PlanCheckpoint"] = absent(
+        [], "checkpoints that it is made of: the base, or those of an average"
     )
-    shares: list[float] = Field(
-        default=[],
-        description="weights of these in an average",
-        exclude_if=lambda shares: not shares,
-    )
+    shares: list[float] = absent([], "weights of these in an average")
     bytes: int
     parameters: int
-    active_parameters: int = Field(
-        default=0, description="that each token goes through", exclude_if=lambda count: not count
+    active_parameters: int = absent(0, "that each token goes through")
+    experts: int = absent(0, "of a layer; absent if it is no mixture of experts")
+    experts_per_token: int = absent(0)
+    kv_bytes_per_token: int = absent(0, "of the cache, in all layers")
+    windowed_bytes_per_token: int = absent(
+        0, "of these, in layers that keep the last `window` tokens only"
     )
-    experts: int = Field(
-        default=0,
-        description="of a layer; absent if it is no mixture of experts",
-        exclude_if=lambda count: not count,
-    )
-    experts_per_token: int = Field(default=0, exclude_if=lambda count: not count)
-    kv_bytes_per_token: int = Field(
-        default=0, description="of the cache, in all layers", exclude_if=lambda count: not count
-    )
-    windowed_bytes_per_token: int = Field(
-        default=0,
-        description="of these, in layers that keep the last `window` tokens only",
-        exclude_if=lambda count: not count,
-    )
-    window: int = Field(default=0, exclude_if=lambda count: not count)
-    state_bytes: int = Field(
-        default=0,
-        description="of a sequence, however long it is",
-        exclude_if=lambda count: not count,
-    )
-    quantization: str = Field(
-        default="", description="as vLLM names it", exclude_if=lambda name: not name
-    )
-    doubt: str = Field(
-        default="",
-        description="why these figures are less sure than usual",
-        exclude_if=lambda words: not words,
-    )
+    window: int = absent(0)
+    state_bytes: int = absent(0, "of a sequence, however long it is")
+    quantization: str = absent("", "as vLLM names it")
+    doubt: str = absent("", "why these figures are less sure than usual")
 
 
 class PlanSuite(Record):
@@ -181,11 +150,7 @@ class PlanTrial(Record):
 
     id: str
     node: str
-    nodes: list[str] = Field(
-        default=[],
-        description="all nodes of a trial on several, the first of which is `node`",
-        exclude_if=lambda nodes: not nodes,
-    )
+    nodes: list[str] = absent([], "all nodes of a trial on several, the first of which is `node`")
     gpus: int
     start_seconds: float
     setup_seconds: float
@@ -245,65 +210,40 @@ class Size(Record):
 class Plan(Record):
     """plan@1, as `--dry-run --json` prints it."""
 
-    schema_: Literal["coordinate-eval/plan@1"] = Field(
-        default="coordinate-eval/plan@1", alias="schema"
-    )
-    model_config = ConfigDict(populate_by_name=True)
+    schema_: Literal["coordinate-eval/plan@1"] = schema("coordinate-eval/plan@1")
 
     checkpoint: PlanCheckpoint
     suite: PlanSuite
     engine: PlanEngine
     gpus_per_trial: int
-    nodes_per_trial: int = Field(
-        default=1,
-        ge=1,
-        description="that share its layers, each with equally many of its GPUs; absent if it is 1",
-        exclude_if=lambda nodes: nodes == 1,
+    nodes_per_trial: int = absent(
+        1, "that share its layers, each with equally many of its GPUs; absent if it is 1", ge=1
     )
     datasets: list[Cost]
     nodes: list[PlanNode]
     stages: list[Stage]
     trials: list[PlanTrial]
     metric_jobs: list[MetricJob]
-    score_jobs: list[ScoreJob] = Field(
-        default=[],
-        description="of datasets whose scoring takes time; absent where none does",
-        exclude_if=lambda jobs: not jobs,
+    score_jobs: list[ScoreJob] = absent(
+        [], "of datasets whose scoring takes time; absent where none does"
     )
     estimate: Estimate
-    judge: PlanJudge | None = Field(
-        default=None,
-        description="what a judge adds; absent where none is asked",
-        exclude_if=lambda judge: judge is None,
+    judge: PlanJudge | None = absent(None, "what a judge adds; absent where none is asked")
+    tensor_degrees: list[int] = absent([], "numbers of a node's GPUs that can share the model")
+    expert_parallel: bool = absent(
+        False, "the GPUs of a trial hold whole experts, whose parts would not be equal"
     )
-    tensor_degrees: list[int] = Field(
-        default=[],
-        description="numbers of a node's GPUs that can share the model",
-        exclude_if=lambda degrees: not degrees,
+    estimated: bool = absent(
+        False, "items and tokens of some datasets are the catalogue's: --estimate"
     )
-    expert_parallel: bool = Field(
-        default=False,
-        description="the GPUs of a trial hold whole experts, whose parts would not be equal",
-        exclude_if=lambda whole: not whole,
-    )
-    estimated: bool = Field(
-        default=False,
-        description="items and tokens of some datasets are the catalogue's: --estimate",
-        exclude_if=lambda estimated: not estimated,
-    )
-    build_seconds: float = Field(
-        default=0.0,
-        description="to build prompts that are not in the cache, before time 0; absent if all are",
-        exclude_if=lambda seconds: seconds == 0,
+    build_seconds: float = absent(
+        0.0, "to build prompts that are not in the cache, before time 0; absent if all are"
     )
     what_if: list[Size] = Field(default=[], description="other numbers of GPUs, when asked for")
     metric_cpus: int = Field(default=1, ge=1, description="cores of all metric jobs together")
     max_length: int = Field(default=1, ge=1, description="tokens to which prompts are cut")
-    context: int = Field(
-        default=0,
-        ge=0,
-        description="tokens of the engines' context, which the datasets need; absent: `max_length`",
-        exclude_if=lambda context: not context,
+    context: int = absent(
+        0, "tokens of the engines' context, which the datasets need; absent: `max_length`", ge=0
     )
     digest: str = Field(default="", description="of all else here: only an unchanged plan is run")
 

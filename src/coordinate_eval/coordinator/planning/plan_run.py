@@ -201,7 +201,6 @@ def plan_run(
         built: The indexes of the built requests. On a cluster file nothing is built.
         reviewed: The plan of `--plan`.
         judging: What the judge will take.
-        what_if: See above.
 
     Raises:
         UserError: The reviewed plan is of other items, or nothing ends by the deadline or before

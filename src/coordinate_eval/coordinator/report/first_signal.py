@@ -6,13 +6,13 @@ shape than results, so that neither people nor programs confuse the two.
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.report.main_metric import metrics
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.records import DatasetRequests, DatasetResults, Record, Span
+from coordinate_eval.records import DatasetRequests, DatasetResults, Record, Span, schema
 
 Z_95 = 1.96
 """Standard errors on either side of the mean that hold 95 % of a normal distribution.
@@ -48,10 +48,7 @@ class Signal(Record):
 class FirstSignal(Record):
     """The content of `first-signal.json`."""
 
-    schema_: Literal["coordinate-eval/first-signal@1"] = Field(
-        default="coordinate-eval/first-signal@1", alias="schema"
-    )
-    model_config = ConfigDict(populate_by_name=True)
+    schema_: Literal["coordinate-eval/first-signal@1"] = schema("coordinate-eval/first-signal@1")
 
     complete: Literal[False] = False
     confidence: float = 0.95

@@ -23,8 +23,6 @@ def lm_eval_results(
     What only a process of the harness knows is left out or None: its environment and Git commit.
 
     Args:
-        run: the run.
-        results: the content of its `results.json`.
         scored: the results of its datasets.
     """
     datasets = {dataset.name: dataset for dataset in run.suite.datasets}

@@ -24,8 +24,6 @@ def seconds_left(
     """Return an estimate of the seconds until all scores are there; None for less than a second.
 
     Args:
-        run_dir: the run.
-        run: its record.
         trials: those of the rounds that go on.
         begun: those of all rounds.
         undone: shards without all responses.

@@ -114,7 +114,6 @@ def container(
 
     Args:
         settings: which kinds have one.
-        kind: of job.
         written: folders that it writes in besides those of the settings.
         read: files and folders that it reads, if they are there, and what links lead to.
         home: HOME in it, unless the user has it mounted.

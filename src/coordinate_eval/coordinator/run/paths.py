@@ -5,6 +5,16 @@ from pathlib import Path
 from coordinate_eval.records import Span
 
 
+class Place:
+    """A path that every run has, by its name in the run directory."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: "RunDir", owner: type) -> Path:
+        return run.root / self._name
+
+
 class RunDir:
     """The paths of one run. Nothing here reads or writes a file."""
 
@@ -13,104 +23,49 @@ class RunDir:
 
     # The run as a whole.
 
-    @property
-    def run(self) -> Path:
-        """Return the file of `Run`: what is fixed at its creation, without what planning adds."""
-        return self.root / "run.json"
-
-    @property
-    def planned(self) -> Path:
-        """Return the file of `Planned`: what planning adds to `run`."""
-        return self.root / "planned.json"
-
-    @property
-    def plan(self) -> Path:
-        """Return the file of the `Plan` that the run follows."""
-        return self.root / "plan.json"
-
-    @property
-    def reviewed(self) -> Path:
-        """Return the file of the `Plan` that the user gave to be followed, if any."""
-        return self.root / "reviewed.json"
-
-    @property
-    def report(self) -> Path:
-        """Return the page for people: what the run made of its plan."""
-        return self.root / "report.html"
-
-    @property
-    def results(self) -> Path:
-        """Return the file of the scores, or of what is missing and why."""
-        return self.root / "results.json"
-
-    @property
-    def first_signal(self) -> Path:
-        """Return the file of `FirstSignal`: rough scores from a slice of each dataset."""
-        return self.root / "first-signal.json"
-
-    @property
-    def judge(self) -> Path:
-        """Return the file of `JudgeProgress`: how far the judge is."""
-        return self.root / "judge.json"
-
-    @property
-    def judge_settings(self) -> Path:
-        """Return the file of the `JudgeSettings` of the last resume, in place of those in `run`."""
-        return self.root / "judge-settings.json"
-
-    @property
-    def waiting(self) -> Path:
-        """Return the file of `Waiting`: why the run gets no nodes now."""
-        return self.root / "waiting.json"
+    run = Place("run.json")
+    """File of `Run`: what is fixed at its creation, without what planning adds."""
+    planned = Place("planned.json")
+    """File of `Planned`: what planning adds to `run`."""
+    plan = Place("plan.json")
+    """File of the `Plan` that the run follows."""
+    reviewed = Place("reviewed.json")
+    """File of the `Plan` that the user gave to be followed, if any."""
+    report = Place("report.html")
+    """Page for people: what the run made of its plan."""
+    results = Place("results.json")
+    """File of the scores, or of what is missing and why."""
+    first_signal = Place("first-signal.json")
+    """File of `FirstSignal`: rough scores from a slice of each dataset."""
+    judge = Place("judge.json")
+    """File of `JudgeProgress`: how far the judge is."""
+    judge_settings = Place("judge-settings.json")
+    """File of the `JudgeSettings` of the last resume, in place of those in `run`."""
+    waiting = Place("waiting.json")
+    """File of `Waiting`: why the run gets no nodes now."""
 
     def hook(self, name: str) -> Path:
         """Return the file of `HookEnd`: how `after_run` ended, or what tells of alarms."""
         return self.root / f"{name}.json"
 
-    @property
-    def refused(self) -> Path:
-        """Return the file of `Refusals`: jobs that the scheduler refuses now."""
-        return self.root / "refused.json"
-
-    @property
-    def cancelled(self) -> Path:
-        """Return the file that says that the run was cancelled, and why if nobody asked for it."""
-        return self.root / "cancelled"
-
-    @property
-    def resumed(self) -> Path:
-        """Return the file of `Resumed`: failures from before its time no longer count."""
-        return self.root / "resumed"
-
-    @property
-    def handed_over(self) -> Path:
-        """Return the file of `HandedOver`: no job can supervise this run."""
-        return self.root / "handed-over.json"
-
-    @property
-    def model(self) -> Path:
-        """Return the folder of the checkpoint's configuration and tokenizer, for scoring."""
-        return self.root / "model"
-
-    @property
-    def logs(self) -> Path:
-        """Return the folder of the output of every job."""
-        return self.root / "logs"
-
-    @property
-    def work(self) -> Path:
-        """Return the empty folder that is the working directory of the run's processes."""
-        return self.root / "work"
-
-    @property
-    def home(self) -> Path:
-        """Return the folder that is the home of jobs in containers; there is none before them."""
-        return self.root / "home"
-
-    @property
-    def baselines_folder(self) -> Path:
-        """Return the folder of the answers with which a judge compares those of the checkpoint."""
-        return self.root / "baselines"
+    refused = Place("refused.json")
+    """File of `Refusals`: jobs that the scheduler refuses now."""
+    cancelled = Place("cancelled")
+    """File that says that the run was cancelled, and why if nobody asked for it."""
+    resumed = Place("resumed")
+    """File of `Resumed`: failures from before its time no longer count."""
+    handed_over = Place("handed-over.json")
+    """File of `HandedOver`: no job can supervise this run."""
+    model = Place("model")
+    """Folder of the checkpoint's configuration and tokenizer, for scoring."""
+    logs = Place("logs")
+    """Folder of the output of every job."""
+    work = Place("work")
+    """Empty folder that is the working directory of the run's processes."""
+    home = Place("home")
+    """Folder that is the home of jobs in containers; there is none before them."""
+    baselines_folder = Place("baselines")
+    """Folder of the answers with which a judge compares those of the checkpoint."""
 
     def baseline(self, dataset: str) -> Path:
         """Return the file of the baseline's answers to a dataset's questions."""
@@ -126,28 +81,22 @@ class RunDir:
         """Return the file of round 0 for the plan of this digest, until the run follows a plan."""
         return self.root / "rounds" / f"plan-{digest[:16]}.json"
 
-    @property
-    def jobs_folder(self) -> Path:
-        """Return the folder of `job`."""
-        return self.root / "jobs"
+    jobs_folder = Place("jobs")
+    """Folder of `job`."""
 
     def job(self, name: str) -> Path:
         """Return the file of `Submitted`: a job's id, or the scheduler's refusal."""
         return self.jobs_folder / f"{name}.json"
 
-    @property
-    def supervisors_folder(self) -> Path:
-        """Return the folder of `supervisor`."""
-        return self.root / "supervisor"
+    supervisors_folder = Place("supervisor")
+    """Folder of `supervisor`."""
 
     def supervisor(self, epoch: int) -> Path:
         """Return the file of an `Epoch`: a supervisor. That with the highest epoch supervises."""
         return self.supervisors_folder / f"{epoch}.json"
 
-    @property
-    def alive_folder(self) -> Path:
-        """Return the folder of `alive`."""
-        return self.root / "alive"
+    alive_folder = Place("alive")
+    """Folder of `alive`."""
 
     def alive(self, task: str) -> Path:
         """Return the empty file that a build, metric, judge's or scoring job touches all the time.
@@ -168,10 +117,8 @@ class RunDir:
         """Return the lines of `WeightsCopied`: each whole copy of the weights to a node."""
         return self.root / "stage" / f"{node}.jsonl"
 
-    @property
-    def trials_folder(self) -> Path:
-        """Return the folder of `trial`."""
-        return self.root / "trials"
+    trials_folder = Place("trials")
+    """Folder of `trial`."""
 
     def trial(self, trial: str) -> Path:
         """Return the file of `TrialProgress`: how far a trial is."""
@@ -181,10 +128,8 @@ class RunDir:
         """Return the file that says where the first process of a trial on several nodes listens."""
         return self.root / "ranks" / f"{trial}.json"
 
-    @property
-    def incidents_folder(self) -> Path:
-        """Return the folder of `incident`."""
-        return self.root / "incidents"
+    incidents_folder = Place("incidents")
+    """Folder of `incident`."""
 
     def incident(self, job: str) -> Path:
         """Return the file of `Incident`: what went wrong with a job, and why."""
@@ -200,10 +145,8 @@ class RunDir:
 
     # Requests, responses, questions, answers. What ledgers there are: see `claims.py`.
 
-    @property
-    def requests_folder(self) -> Path:
-        """Return the folder of `requests`."""
-        return self.root / "requests"
+    requests_folder = Place("requests")
+    """Folder of `requests`."""
 
     def requests(self, dataset: str) -> Path:
         """Return the lines of `ItemRequests`, in item order."""
@@ -255,10 +198,8 @@ class RunDir:
 
     # Scores of datasets.
 
-    @property
-    def results_folder(self) -> Path:
-        """Return the folder of `dataset_results` and `dataset_error`."""
-        return self.root / "results"
+    results_folder = Place("results")
+    """Folder of `dataset_results` and `dataset_error`."""
 
     def dataset_results(self, dataset: str) -> Path:
         """Return the file of `DatasetResults`."""
@@ -272,10 +213,8 @@ class RunDir:
         """Return the file of `DatasetItems`."""
         return self.root / "items" / f"{dataset}.json"
 
-    @property
-    def estimates_folder(self) -> Path:
-        """Return the folder of `estimate`."""
-        return self.root / "estimates"
+    estimates_folder = Place("estimates")
+    """Folder of `estimate`."""
 
     def estimate(self, dataset: str) -> Path:
         """Return the file of an `Estimate`: a dataset's rough scores, for `first_signal`."""

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AliasChoices, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Job, JobLimits
@@ -13,7 +13,17 @@ from coordinate_eval.coordinator.inputs.checkpoints.saved import training_of
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import RecordError
-from coordinate_eval.records import Checkpoint, FileName, Record, Shard, Span, Suite, even_parts
+from coordinate_eval.records import (
+    Checkpoint,
+    FileName,
+    Record,
+    Shard,
+    Span,
+    Suite,
+    absent,
+    even_parts,
+    schema,
+)
 
 PORTION_SECONDS = 5.0
 """Predicted seconds of a metric, on one core, in one portion of its questions."""
@@ -31,13 +41,8 @@ class JudgePlace(Record):
     """The needs of the job in which a checkpoint judges: the job runs the checkpoint's engine."""
 
     gpus: int = Field(default=1, ge=0, description="0 if the judge is a server of others")
-    gpu_type: str = Field(default="", exclude_if=lambda name: not name)
-    weights_gib: float = Field(
-        default=0.0,
-        ge=0,
-        description="host memory for a copy of the weights",
-        exclude_if=lambda gib: not gib,
-    )
+    gpu_type: str = absent("")
+    weights_gib: float = absent(0.0, "host memory for a copy of the weights", ge=0)
 
 
 class Planned(Record):
@@ -90,10 +95,7 @@ class Run(Planned):
     `run.json` has what is fixed at submission, `planned.json` the rest.
     """
 
-    schema_: Literal["coordinate-eval/run@1"] = Field(
-        default="coordinate-eval/run@1", alias="schema"
-    )
-    model_config = ConfigDict(populate_by_name=True)
+    schema_: Literal["coordinate-eval/run@1"] = schema("coordinate-eval/run@1")
 
     id: FileName
     nonce: FileName = Field(description="random part of the names of the run's jobs")
@@ -251,10 +253,8 @@ class Round(Record):
     most_minutes: int | None = Field(
         default=None, description="longest time limit of its jobs that was allowed"
     )
-    most_trials: int = Field(
-        default=0,
-        description="trials of the run at a time, if more than round 0 has: few GPUs were free",
-        exclude_if=lambda trials: trials == 0,
+    most_trials: int = absent(
+        0, "trials of the run at a time, if more than round 0 has: few GPUs were free"
     )
 
 

@@ -45,7 +45,6 @@ def make_round(
     response the limit is doubled, up to `max_minutes`.
 
     Args:
-        run: the run's record.
         number: of the round, from 0.
         created: seconds since the epoch.
         nodes: those that are asked for.

@@ -80,11 +80,8 @@ def drain(
     On a local cluster keepers are cancelled too, which they notice sooner than their release.
 
     Args:
-        run: the run.
-        cluster: the scheduler.
         poll_seconds: between two polls, at most.
         check: raises where the run has another supervisor, whose jobs are left alone.
-        clock: of the supervisor.
         successors: jobs of supervisors that waited in the queue when the run ended. They are
             cancelled, too; one of a run that is resumed meanwhile is not.
     """
@@ -157,12 +154,8 @@ def sweep(
 
     Args:
         run: the run, whose jobs have all ended.
-        run_dir: its folder.
-        cluster: the scheduler.
         poll_seconds: between two polls, at most.
-        clock: of the caller.
         check: raises where the run has another supervisor.
-        note: called with what is done, in words for a log.
     """
     if cluster.local:
         with contextlib.suppress(OSError):

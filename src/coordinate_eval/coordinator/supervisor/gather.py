@@ -227,7 +227,6 @@ def ready_seconds(
     Return the median of the engines that have started, else the prediction.
 
     Args:
-        run: the run's record.
         trials: those that have begun, by round.
         stages: progress of keepers, by round and node.
     """

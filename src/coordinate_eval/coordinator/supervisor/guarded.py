@@ -20,13 +20,7 @@ _MOST_SECONDS = 600.0
 
 
 class Guard:
-    """The child process of one supervisor, which looks at the tensors of its checkpoint.
-
-    Args:
-        run_dir: the run.
-        run: its record.
-        tell: called with what happens, in words for people.
-    """
+    """The child process of one supervisor, which looks at the tensors of its checkpoint."""
 
     def __init__(self, run_dir: RunDir, run: Run, tell: Callable[[str], None]) -> None:
         self._argv = [*jobs.program(run.python), "_guard", str(run_dir.root)]

@@ -44,11 +44,7 @@ class Handover:
     """The end of one supervisor's time, and the job of the next.
 
     Args:
-        run_dir: the run.
-        submitter: of this supervisor.
         minutes: time limit of this supervisor's job.
-        tell: called with what happens, in words for people.
-        clock: of the supervisor.
     """
 
     def __init__(

@@ -79,14 +79,10 @@ class Supervisor:
     """Supervises one run to its end.
 
     Args:
-        run_dir: the run.
-        cluster: the scheduler.
         minutes: time limit of the supervisor's own job.
         strict: raise `SubmitRefused` if the scheduler refuses the run's first job.
         show: called with the facts after each poll.
-        tell: called with what happens, in words for people.
         ended: called with the results when the run has ended, before its last jobs leave.
-        note: called with each step that is taken, in words for a log.
         clock: the time, which everything here is told by.
     """
 

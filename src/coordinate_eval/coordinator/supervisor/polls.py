@@ -34,9 +34,7 @@ class Polls:
     all, nothing is lost or counted twice: see `claims.py`. A new supervisor begins at zero.
 
     Args:
-        cluster: the scheduler.
         prefix: with which the names of the run's jobs begin.
-        clock: of the supervisor.
     """
 
     def __init__(self, cluster: Cluster, prefix: str, clock: Clock) -> None:
@@ -89,10 +87,6 @@ class Silence:
     A sign is any change of a trial's record, which it writes with its responses, or of its
     keeper's while it copies; of other jobs, of the file that they touch. So clocks of nodes do not
     matter. A new supervisor begins at zero.
-
-    Args:
-        run_dir: the run.
-        clock: of the supervisor.
     """
 
     def __init__(self, run_dir: RunDir, clock: Clock) -> None:

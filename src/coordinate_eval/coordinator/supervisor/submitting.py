@@ -40,10 +40,6 @@ class CurrentLimits:
 
     A run that submits nothing asks nothing. While the scheduler does not tell, the last limits
     that it told count.
-
-    Args:
-        cluster: the scheduler.
-        clock: of the supervisor.
     """
 
     def __init__(self, cluster: Cluster, clock: Clock) -> None:
@@ -106,13 +102,8 @@ class Submitter:
     """Submits jobs, and remembers what the scheduler refuses.
 
     Args:
-        run_dir: the run.
-        cluster: the scheduler.
         fit: returns as much of an array of pullers as the limits of the settings leave room for.
         strict: raise `SubmitRefused` if the scheduler refuses the run's first job.
-        tell: called with an event for the user.
-        note: called with each step that is taken, in words for a log.
-        clock: of the supervisor.
     """
 
     def __init__(

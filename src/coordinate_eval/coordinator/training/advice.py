@@ -45,8 +45,6 @@ class Save:
     """Hold a checkpoint to which a training can go back.
 
     Args:
-        step: of the checkpoint.
-        path: of the checkpoint.
         scores: what its scores say; None where it has not been evaluated.
     """
 
@@ -113,9 +111,6 @@ def next_to_evaluate(saves: Sequence[Save]) -> Save | None:
 
     Scores fall once, so that half of the checkpoints are settled by one evaluation. While none is
     known to have fallen, the newest is the most likely answer.
-
-    Args:
-        saves: by step.
     """
     unknown, fallen = _between(saves)
     if not unknown:

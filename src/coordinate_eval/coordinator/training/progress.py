@@ -398,7 +398,6 @@ def all_points(
 
     Args:
         attempts: a log, TensorBoard folder or `trainer_state.json` of each, in their order.
-        patterns: as in `look`.
     """
     points: list[Point] = []
     notes: list[str] = []

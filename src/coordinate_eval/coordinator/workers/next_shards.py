@@ -28,7 +28,6 @@ class TimeLeft:
 
     Args:
         deadline: seconds of `clock` at which the trial must have given back its shards.
-        clock: seconds since the epoch.
     """
 
     def __init__(self, deadline: float, clock: Callable[[], float] = time.time) -> None:
@@ -69,8 +68,6 @@ class NextShards:
     """Chooses and claims the shards of one trial.
 
     Args:
-        run_dir: the run.
-        run: its record.
         trial: the name of the trial.
         task: its process, as claims name it.
         time_left: tells which shards end before the trial has to.

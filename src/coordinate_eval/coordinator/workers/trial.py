@@ -130,8 +130,6 @@ class TrialRunner:
     """Runs one trial.
 
     Args:
-        run_dir: the run.
-        trial: its name.
         nodes: where it runs. On the first is this process.
         round_number: of its round, which has a keeper on the node, unless it is alone.
         deadline: seconds since the epoch at which it must have given back its shards.

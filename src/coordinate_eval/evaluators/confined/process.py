@@ -143,7 +143,6 @@ class _Process:
             setup: what it is told first.
             arguments: its command, without the descriptors.
             descriptors: files that it gets.
-            environment: its variables.
             folder: its working directory; None for that of this process.
             log: where its output goes; None for where the errors of this process go.
         """

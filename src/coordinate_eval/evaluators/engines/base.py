@@ -108,7 +108,6 @@ class EngineModule(Protocol):
         """Do the part of the start that needs no weights. They may still be being copied.
 
         Args:
-            tensor_parallel: number of GPUs.
             threads: most threads on CPUs for each of them, where the engine takes advice and
                 `OMP_NUM_THREADS` is not set; 0 for as many as its libraries choose.
 
@@ -130,9 +129,7 @@ class EngineModule(Protocol):
         """Start the engine and load a model into it.
 
         Args:
-            model: a folder with safetensors, config and tokenizer.
             tensor_parallel: number of GPUs, on each node.
-            max_length: most tokens of a prompt and its output together.
             args: the engine's own arguments.
             lighter: so many times fewer tokens are to be computed at once than usual, because
                 engines ran out of memory. `args` has fewer sequences already.
@@ -176,12 +173,9 @@ class EngineModule(Protocol):
         """Serve a model in this process over OpenAI's protocol, until a signal ends it.
 
         Args:
-            model: a folder with safetensors, config, tokenizer and chat template.
             name: of the model in requests.
             socket: the socket file to listen on.
             key: what every request must have in its `Authorization` header.
-            tensor_parallel: number of GPUs.
-            max_length: most tokens of a prompt and its output together.
             args: the engine's own arguments.
 
         Raises:

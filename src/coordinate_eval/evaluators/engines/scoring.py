@@ -133,7 +133,6 @@ class Scoring:
     """The scores of some log-likelihoods that are asked for together.
 
     Args:
-        requests: of one item.
         most_ids: of one request to vLLM; 0 if it has no `logprob_token_ids`.
     """
 

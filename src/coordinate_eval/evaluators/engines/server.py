@@ -175,14 +175,10 @@ class ServerEngine:
     """A model behind an OpenAI-compatible server.
 
     Args:
-        model: a folder with safetensors, config and tokenizer.
-        tensor_parallel: number of GPUs.
-        max_length: most tokens of a prompt and its output together.
         args: `command`, or `base_url` with perhaps `model`, its name there;
             `api_key_env`, the name of the variable with its key;
             `concurrency`, most requests at the same time (default 256);
             `start_minutes`, longest start of a command (default 25).
-        environ: of this process.
 
     Raises:
         UserError: an argument is wrong, or the server cannot do what an engine has to.

@@ -56,8 +56,6 @@ class Answering:
 
     Args:
         server: which is asked.
-        model: a folder with config and tokenizer.
-        max_length: most tokens of a prompt and its output together.
         of_others: the server is not this engine's own.
         check_own: raises an error if another server answers in place of this engine's own.
     """

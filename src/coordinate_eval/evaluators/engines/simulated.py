@@ -202,7 +202,6 @@ class SimulatedEngine:
             `pause`, the path of a file: while it is there, only the first request is answered, and
             not even that one if there is no other, so that a rehearsal can do something to a run
             that is under way (default none).
-        max_length: most tokens of a prompt and its output together, for later turns.
 
     Raises:
         UserError: an argument is unknown, or not a number in its range, or `times` cannot be read.

@@ -94,8 +94,6 @@ class TransformersEngine:
     """A causal language model in transformers. It runs no code of the checkpoint.
 
     Args:
-        model: a folder with safetensors, config and tokenizer.
-        max_length: most tokens of a prompt and its output together.
         args: `batch_size` (default 8), `dtype` (default that of the checkpoint), `device` (default
             all GPUs, or the CPU if there is none).
 

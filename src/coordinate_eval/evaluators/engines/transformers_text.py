@@ -23,10 +23,8 @@ class Text:
 
     Args:
         torch: the module, imported by the engine.
-        tokenizer: a `tokenizers.Tokenizer`.
         turns: the request's turns; its sampling parameters are checked here.
         ends: tokens that end every text.
-        max_length: most tokens of a prompt and its output together.
     """
 
     def __init__(

@@ -19,12 +19,7 @@ from coordinate_eval.records import Request, Response, Turn
 
 
 class Turns:
-    """The turns of one request so far. A request without follow-ups has one.
-
-    Args:
-        request: the request.
-        max_length: most tokens of a prompt and its output together.
-    """
+    """The turns of one request so far. A request without follow-ups has one."""
 
     def __init__(self, request: Request, max_length: int) -> None:
         self.request = request
@@ -43,9 +38,7 @@ class Turns:
         """Take the answer to `prompt`.
 
         Args:
-            text: the answer.
             tokens: how many were generated.
-            finish: why it ended.
             said: returns the tokens of the answer, see `tokens_of`. It is called if a turn follows.
 
         Returns:

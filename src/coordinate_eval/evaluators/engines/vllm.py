@@ -160,9 +160,7 @@ class VllmEngine:
     """A model in vLLM. It runs no code of the checkpoint.
 
     Args:
-        model: a folder with safetensors, config and tokenizer.
         tensor_parallel: number of GPUs over which the weights are split.
-        max_length: most tokens of a prompt and its output together.
         args: fields of vLLM's `EngineArgs`. They override the defaults chosen here.
         lighter: so many times fewer tokens are computed in a step.
         across: this process's part of an engine over several nodes.

@@ -117,7 +117,6 @@ def step_tokens(config: Mapping[str, Any], memory: int, filled: float) -> int:
     memory that vLLM does not reckon with.
 
     Args:
-        config: the model's `config.json`.
         memory: bytes of a GPU.
         filled: part of it that vLLM fills.
     """

@@ -103,10 +103,7 @@ class HarnessEvaluator:
         """Prepare an evaluator. Reads nothing yet.
 
         Args:
-            tokenizer: a folder with the checkpoint's tokenizer.
-            max_length: most tokens of a prompt and its output together.
             include_path: the user's folders of task files; the last one wins.
-            seed: seed of the harness's random generators.
             backend: the model class of the harness whose truncation is used; see
                 `language_models`. Use "vllm" with that engine, because prompts for "hf" may be two
                 tokens too long for it.
@@ -219,7 +216,6 @@ class HarnessEvaluator:
         """Load the dataset's tasks, and make its prompts if scoring has to compare them.
 
         Args:
-            dataset: the dataset.
             index: of the requests that were built of it.
 
         Returns:

@@ -58,9 +58,6 @@ class UnbuiltDataset(AnsweredDataset):
         """Read the documents. Call it inside `harness_session`, directly after loading.
 
         Args:
-            dataset: the dataset.
-            loaded: its tasks.
-            model: what cuts texts.
             options: what prompts depend on besides the tasks.
             index: of the requests that were built.
 
@@ -147,11 +144,7 @@ class KeptDataset:
     """The last dataset that was asked for, with its settings.
 
     Args:
-        loader: of the harness's tasks.
-        tokenizer: a folder with the checkpoint's tokenizer.
-        max_length: most tokens of a prompt and its output together.
         backend: the model class of the harness whose truncation is used.
-        seed: of the harness's random generators.
         pulse: where to note calls of the tokenizer, for whoever watches this process.
     """
 

@@ -95,7 +95,6 @@ class NotingBook(AnswerBook):
         """Yield what the harness has noted, in its order, with what was looked up for it.
 
         Args:
-            samples: by task.
             items: position in the dataset by task and number of the document.
             names: of the tasks in the dataset's results.
         """

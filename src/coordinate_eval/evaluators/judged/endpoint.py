@@ -72,7 +72,6 @@ class Endpoint(Server):
         most_tokens: longest answer that it is asked for.
         extra: parameters of this server that every question gets.
         begins_thinking: its prompts begin the thinking, so that answers have only its end.
-        limits: those of `Server`.
     """
 
     def __init__(

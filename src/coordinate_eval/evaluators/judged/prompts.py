@@ -88,7 +88,6 @@ class Prompts:
 
         Args:
             where: the document, for an error.
-            fields: values by name.
 
         Raises:
             TooLong: a message exceeds its limits.

@@ -336,7 +336,6 @@ def document_metrics(
     """Return the values of a document by metric.
 
     Args:
-        rubric: the rubric.
         by: the document's value of the rubric's field `by`, None if it has none.
         verdicts: by prompt, of each of the document's answers, and of each game about it.
     """

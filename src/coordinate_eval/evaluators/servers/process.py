@@ -47,7 +47,6 @@ class Process:
     Args:
         name: what messages call it.
         argv: its program and arguments.
-        env: its environment.
     """
 
     def __init__(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:

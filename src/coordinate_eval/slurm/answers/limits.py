@@ -75,7 +75,6 @@ def longest(
     """Return how long a job may be that can start in each of these partitions, with each QOS.
 
     Args:
-        partitions: of the job.
         account: of the job; '' for the user's default.
         qos: of the job, separated by commas; '' for the default.
         accounting: what the controller enforces.

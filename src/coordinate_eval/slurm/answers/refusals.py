@@ -130,7 +130,6 @@ def refusal(words: str, command: str, *, gpus: bool, bare: bool = False) -> Subm
     """Return the error for a job that sbatch has refused with these `words`.
 
     Args:
-        words: sbatch's message.
         command: the one that submitted the job, for the second line of the message.
         gpus: the job asks for the partition of GPUs.
         bare: it asks for none of these GPUs. A job with some of them can do its work.

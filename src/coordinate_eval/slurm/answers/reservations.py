@@ -77,7 +77,6 @@ def next_window(
     Args:
         found: reservations of others, with the names of their nodes.
         nodes: on which the jobs may run.
-        now: seconds since the epoch.
     """
     firsts = []
     for node in nodes:

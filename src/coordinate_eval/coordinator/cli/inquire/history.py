@@ -100,7 +100,6 @@ def show_history(settings: Settings, wanted: Wanted, form: str, parquet: Path | 
     With `wanted.curve`, the table has what the checkpoints tell together: a row for each column.
 
     Args:
-        settings: of the user.
         wanted: which checkpoints and columns.
         form: table, csv or json.
         parquet: a file that gets a line for each checkpoint and dataset.

@@ -51,7 +51,6 @@ def show_scores(
 
     Args:
         metric: shown in place of the main one, for datasets that have it.
-        form: one of `FORMATS`.
         wanted: which runs are shown, where none is named.
 
     Scores of different judges say nothing about each other: they are not shown together.

@@ -62,15 +62,12 @@ def request(
     """Write a request for the run of these inputs. Return the exit status.
 
     Args:
-        inputs: of the run.
         given: the settings, of which those that were set are part of the request.
         why: why nothing is submitted here.
         config: stands in for the checkpoint's config, as does `tokenizer`.
-        tokenizer: see `config`.
         mapping: from the names of its tensors to Hugging Face's, if one is named.
         base: stands in for the base that an adapter names.
         run_dir: the run directory, if one is named.
-        as_json: print what was done as JSON.
 
     Raises:
         UserError: it cannot be written.
@@ -211,12 +208,7 @@ def _absolute(path: Path | None) -> str | None:
 
 
 class Taker:
-    """Has the spool of a run's `runs_dir` emptied by a child process, while the run is supervised.
-
-    Args:
-        run_dir: the run.
-        run: the same.
-    """
+    """Has a child process empty the spool of a run's `runs_dir` while the run is supervised."""
 
     def __init__(self, run_dir: RunDir, run: Run) -> None:
         self._argv = [*jobs.program(sys.executable), "_submit", str(run_dir.root)]

@@ -131,7 +131,6 @@ def option(
     Args:
         panel: title of the panel; empty for the one of all others.
         value: word for what is typed after it; empty for a flag.
-        meaning: its help.
         names: as they are typed; if there is none, the parameter's own.
         shown: the default, in words.
         more: what typer knows beside these.

@@ -60,9 +60,7 @@ def find_bad_nodes(settings: Settings, names: str | None, *, as_json: bool) -> i
     """Test nodes in rounds, have runs avoid the bad ones, and return the exit status.
 
     Args:
-        settings: with the partition of the nodes.
         names: of the nodes, such as gpu[1-4,7]; None for all that are free.
-        as_json: print one document in place of lines.
 
     Raises:
         UserError: these settings name no cluster of several nodes, or a node that does not exist,

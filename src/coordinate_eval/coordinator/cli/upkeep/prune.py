@@ -53,7 +53,6 @@ def prune(
         older_than: days for which a run has not changed, None for any.
         keep: number of newest runs that stay as they are, None for none.
         compacting: compact complete runs, and remove none.
-        yes: do it. Without it the runs are only listed.
 
     Raises:
         UserError: nothing says which runs are to be removed.

@@ -39,7 +39,6 @@ class Average:
         """Check that the models have the same tensors. Nothing is read.
 
         Args:
-            sources: the models.
             weights: of each. They are divided by their sum.
             names: of the models, for messages.
 

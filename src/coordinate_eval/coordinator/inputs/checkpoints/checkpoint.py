@@ -251,12 +251,9 @@ def _described(
     """Describe a checkpoint whose files, or parts, have been found.
 
     Args:
-        place: its path.
-        kind: its format.
         weights: the files of its own that tensors are read from.
         sides: the files beside them.
         mixed: the tensors, if it is made of others.
-        mapping: the user's own.
         parts: those that it is made of.
         shares: the weights of these.
     """

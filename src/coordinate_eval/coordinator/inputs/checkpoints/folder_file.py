@@ -36,7 +36,6 @@ class FolderFile(NamedTuple):
 
         Args:
             nearer: folders of what lies beside the checkpoint.
-            key: `config` or `tokenizer`.
             names: files, any of which is enough.
         """
         below = [folder for folder in nearer if self.folder in folder.parents]

@@ -21,7 +21,6 @@ def named(settings: Settings, rubrics: Iterable[Rubric] | None = None) -> Settin
     Its name is that of its folder, its revision is from its contents. Both stand in the results.
 
     Args:
-        settings: those of the user.
         rubrics: what the judge is asked by. None if that is not known: then its chat template must
             take a system message, as most of them have.
 

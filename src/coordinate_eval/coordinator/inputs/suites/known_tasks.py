@@ -85,9 +85,7 @@ def without_chat_template(suite: Suite, files: Sequence[str], folder: str = "") 
     that is not there. A task may be the path of a file from `folder`.
 
     Args:
-        suite: the datasets.
         files: the small files of the checkpoint.
-        folder: of the command.
     """
     asking = [d for d in suite.datasets if d.chat_template and d.task is not None]
     template = chat_template.find(files) if asking else None

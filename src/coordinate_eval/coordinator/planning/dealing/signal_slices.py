@@ -93,7 +93,6 @@ def pick(costs: Sequence[Cost], trials: int, window: float, scale: float = 1.0) 
 
     Args:
         costs: Costs of whole datasets.
-        trials: Number of trials.
         window: Seconds from the trials' start to the end of a plan without slices.
         scale: Factor on `SHARE`, `EARLY` and `OVERHEAD`; below 1 the signal is smaller.
     """

@@ -215,7 +215,6 @@ def hand_over(run_dir: RunDir, why: str) -> str:
     """Leave a run to those who can submit. Return that in words.
 
     Args:
-        run_dir: the run.
         why: why its supervisor's job cannot submit.
     """
     _files.write_record(run_dir.handed_over, HandedOver(why=why, time=time.time()))

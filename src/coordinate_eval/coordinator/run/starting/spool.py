@@ -33,7 +33,7 @@ from coordinate_eval.errors import (
     SubmitLater,
     UserError,
 )
-from coordinate_eval.records import Record, Suite
+from coordinate_eval.records import Record, Suite, schema
 
 MOST_REFUSALS = 8
 """Refusals after which a run is no longer submitted: two hours with the pauses between them."""
@@ -53,9 +53,7 @@ _NAME = re.compile(r"(?P<name>.+-[0-9a-f]{16})(?:\.(?P<number>[1-9][0-9]{0,8}))?
 class Spooled(Record):
     """`<name>.json`: a run that was asked for, as the command had it when it was called."""
 
-    schema_: Literal["coordinate-eval/spooled@1"] = Field(
-        default="coordinate-eval/spooled@1", alias="schema"
-    )
+    schema_: Literal["coordinate-eval/spooled@1"] = schema("coordinate-eval/spooled@1")
     checkpoint: str = Field(description="absolute path, where it was asked for")
     identity: str = Field(description="of the checkpoint")
     folder_inode: int = Field(

@@ -9,7 +9,7 @@ from pathlib import Path
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claiming.claims import LEDGERS
 from coordinate_eval.coordinator.run.own import is_own
-from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.paths import Place, RunDir
 from coordinate_eval.errors import CoordinateError
 
 _RUN = RunDir(Path("run"))
@@ -19,7 +19,7 @@ OWN_NAMES = frozenset(
         *(
             getattr(_RUN, name).relative_to(_RUN.root).parts[0]
             for name, member in vars(RunDir).items()
-            if isinstance(member, property)
+            if isinstance(member, Place)
         ),
         *(_RUN.published_folder(ledger, "").name for ledger in LEDGERS),
         *("claims", "items", "observations", "ranks", "rounds", "stage"),

@@ -62,12 +62,7 @@ def next_round(
     many trials rather than many nodes with few. Among equal nodes it takes those that it holds.
 
     Args:
-        run: the run's record.
-        plan: the run's plan.
-        rounds: all earlier ones.
         left: shards without published responses.
-        available: what `Cluster.nodes` returned.
-        now: seconds since the epoch.
         short_rounds: last rounds in a row that perhaps were too short for a response.
         within: returns the part of chosen nodes, with trials of so many GPUs, that limits allow.
         trials: to ask for at most.
@@ -174,13 +169,7 @@ class Search:
     """Looks for nodes, and remembers how often in vain.
 
     Args:
-        run_dir: the run.
-        cluster: the scheduler.
         others: the user's other runs, which leave room for this one.
-        poll_seconds: between two polls.
-        tell: called with an event for the user.
-        note: called with each step that is taken, in words for a log.
-        clock: of the supervisor.
     """
 
     def __init__(

@@ -13,12 +13,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict, Field
-
 from coordinate_eval import _files
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.evaluators.judged.thinking import spoken
-from coordinate_eval.records import Answer, Question, Record
+from coordinate_eval.records import Answer, Question, Record, schema
 
 
 def count_odd(answers: Iterable[Answer]) -> dict[str, int]:
@@ -43,10 +41,7 @@ def _kinds(answer: Answer) -> Iterator[str]:
 class _Kept(Record):
     """One file: an answer, and the judge that gave it."""
 
-    schema_: Literal["coordinate-eval/judged@1"] = Field(
-        default="coordinate-eval/judged@1", alias="schema"
-    )
-    model_config = ConfigDict(populate_by_name=True)
+    schema_: Literal["coordinate-eval/judged@1"] = schema("coordinate-eval/judged@1")
 
     judge: str
     answer: Answer

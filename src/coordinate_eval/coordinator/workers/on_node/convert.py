@@ -66,8 +66,6 @@ def write(
     tied: if so, an output layer that is the embedding itself is left out.
 
     Args:
-        source: the tensors.
-        folder: of the files.
         report: called with the bytes written so far.
         needed: names of the tensors to write; None for all.
         shard_bytes: most bytes of one file.

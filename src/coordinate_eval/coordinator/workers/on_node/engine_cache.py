@@ -80,10 +80,7 @@ def compiled_files(
     """Keep in the node's memory what the engine of a run compiles while the block runs.
 
     Args:
-        run: The run.
-        config: See `key_of`.
         has_started: Returns whether the engine has started.
-        part: See `key_of`.
     """
     settings = run.settings
     key = key_of(settings, run.tensor_parallel, run.engine_context, config, part)
@@ -114,7 +111,6 @@ class EngineCache:
     Args:
         root: folder on the node's memory file system.
         cache: the cache of the user.
-        key: see `key_of`.
     """
 
     def __init__(self, root: str, cache: Path, key: str) -> None:

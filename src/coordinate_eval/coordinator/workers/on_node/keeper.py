@@ -40,8 +40,6 @@ class Arrival:
     """The weights as one trial waits for them.
 
     Args:
-        run_dir: the run.
-        run: its record.
         node: where the trial runs.
         round_number: of its round, which has a keeper on the node, unless it is anywhere.
         anywhere: the scheduler has chosen the node, which has no keeper.

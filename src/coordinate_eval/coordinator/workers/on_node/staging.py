@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from coordinate_eval import _files
 from coordinate_eval._format import size
@@ -30,7 +30,7 @@ from coordinate_eval.coordinator.workers.on_node import convert, node_memory
 from coordinate_eval.coordinator.workers.on_node.copying import copy_files
 from coordinate_eval.coordinator.workers.signals import ignore_signals
 from coordinate_eval.errors import CoordinateError, UserError
-from coordinate_eval.records import Checkpoint, Record
+from coordinate_eval.records import Checkpoint, Record, schema
 
 _MANIFEST = "manifest.json"
 _BEGUN = ".converting"  # while a checkpoint is converted: its identity, and the node's boot
@@ -48,10 +48,7 @@ class Manifest(Record):
     made while copying could only repeat what was read.
     """
 
-    schema_: Literal["coordinate-eval/stage@1"] = Field(
-        default="coordinate-eval/stage@1", alias="schema"
-    )
-    model_config = ConfigDict(populate_by_name=True)
+    schema_: Literal["coordinate-eval/stage@1"] = schema("coordinate-eval/stage@1")
 
     identity: str = Field(description="of the checkpoint")
     sizes: dict[str, int] = Field(description="bytes by file name")
@@ -109,7 +106,6 @@ class StagedWeights:
         Call this within `hold`.
 
         Args:
-            source: the checkpoint.
             report: called with the bytes copied so far.
             most_bytes: the memory that this process's job can spare for the copy, which counts as
                 its own. Engines read larger weights from the checkpoint itself, through links; so

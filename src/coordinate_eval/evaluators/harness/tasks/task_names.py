@@ -16,11 +16,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from coordinate_eval import _files
 from coordinate_eval.errors import CoordinateError
-from coordinate_eval.records import Record
+from coordinate_eval.records import Record, schema
 
 NO_HUB = "it needs a hub that cannot be reached from here"
 """A part of the message for a task whose data cannot be downloaded."""
@@ -36,10 +36,7 @@ _LEAST_ALIKE = 0.7
 class KeptTasks(Record):
     """The tasks, groups and tags that the harness has."""
 
-    schema_: Literal["coordinate-eval/tasks@1"] = Field(
-        default="coordinate-eval/tasks@1", alias="schema"
-    )
-    model_config = ConfigDict(populate_by_name=True)
+    schema_: Literal["coordinate-eval/tasks@1"] = schema("coordinate-eval/tasks@1")
 
     state: str = Field(description="hash of names, sizes and times of the harness's task files")
     entries: list[tuple[str, str, str, list[str]]] = Field(

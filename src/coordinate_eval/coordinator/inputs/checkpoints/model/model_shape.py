@@ -74,7 +74,6 @@ def model_shape(
 
     Args:
         config: of the language model.
-        dtype: of most weights.
         packed: how they are quantized.
         tensors: of all files; None leaves the config alone to count.
 

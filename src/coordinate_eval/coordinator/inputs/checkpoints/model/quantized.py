@@ -60,7 +60,6 @@ def quantized(whole: Mapping[str, Any], config: TextConfig, beside: Mapping[str,
     """Return how weights are quantized.
 
     Args:
-        whole: a model's config.
         config: that of its language model.
         beside: the content of `hf_quant_config.json`, empty if there is none.
     """

@@ -105,7 +105,6 @@ def choose(names: Collection[str], kind: str, own: Path | None = None) -> Tensor
     Args:
         names: of the tensors of a checkpoint.
         kind: the type of its model.
-        own: a user's mapping.
 
     Raises:
         UserError: The user's mapping is malformed or for other models; or the names are those of a
