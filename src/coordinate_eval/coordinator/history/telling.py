@@ -104,9 +104,6 @@ def tell(
     """Tell people of the alarms of one training that they do not know. Return what went wrong.
 
     Args:
-        runs_dir: has the history.
-        found: the training.
-        raised: its alarms.
         by: how they are told.
         patience: seconds to wait for another process that tells of this training.
 

@@ -35,8 +35,6 @@ class AfterRun:
     is killed meanwhile, and started again, calls them once more.
 
     Args:
-        run_dir: the run.
-        run: its record.
         limit_seconds: time that the commands get, from their beginning.
     """
 

@@ -47,7 +47,6 @@ def tell_alarms(settings: Settings, folder: str, *, patience: float) -> list[str
     """Tell people of the alarms of the trainings in a folder. Return what went wrong, in words.
 
     Args:
-        settings: say how people are told.
         folder: of checkpoints, or one above.
         patience: seconds to wait for another process that tells of the same training.
     """
