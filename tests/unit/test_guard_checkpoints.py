@@ -174,6 +174,18 @@ def test_what_a_training_saves_while_it_is_being_ended_does_not_count(tmp_path: 
     assert chosen(found, guard_dir.spoiled()).path == str(last_words)
 
 
+def test_another_mode_makes_no_spoiled_checkpoint_good(tmp_path: Path) -> None:
+    saves = tmp_path / "saves"
+    good, bad = save(saves, 10), save(saves, 20)
+    ended = time.time()
+    for path in (bad, *bad.iterdir()):
+        os.utime(path, (ended - 60, ended - 60))
+        path.chmod(path.stat().st_mode ^ 0o010)  # now, after the end
+    found = candidates(saves, tmp_path / "kept")
+    assert chosen(found, [(15, ended - 30)]).path == str(good)
+    assert found.newest_step(ended - 30) == 10
+
+
 def test_checkpoints_of_another_training_are_refused(tmp_path: Path) -> None:
     saves = tmp_path / "saves"
     own = save(saves, 10)

@@ -119,8 +119,20 @@ def test_attempts_in_vain_come_after_pauses_that_double_and_end_at_the_limit() -
 
 def test_preemptions_are_nobodys_fault_however_many_there_are() -> None:
     policy = Policy(retries=1, restarts_per_day=2)
-    history = [ended(What.PREEMPTED, number) for number in range(1, 50)]
+    history = [ended(What.PREEMPTED, number, gained=True) for number in range(1, 50)]
     assert decide(history, policy) == (Follows.RESUBMIT, "preempted", 0.0)
+
+
+def test_preemptions_before_a_save_come_after_pauses_that_double() -> None:
+    history: list[Ended] = [ended(What.FAILED, 1, gained=True)]
+    pauses = []
+    for number in range(2, 50):
+        history.append(ended(What.PREEMPTED, number))
+        found = decide(history, Policy(retries=1, pause_seconds=60))
+        assert found.follows is Follows.RESUBMIT
+        pauses.append(found.pause)
+    assert pauses[:5] == [0, 60, 120, 240, 480]
+    assert pauses[-1] == 600
 
 
 def test_time_limits_without_a_save_end() -> None:

@@ -25,6 +25,7 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
     Over,
     What,
 )
+from coordinate_eval.coordinator.training.guarding.endings import FORGOTTEN_SECONDS
 from coordinate_eval.coordinator.training.guarding.hands import Hands, Superseded
 from coordinate_eval.coordinator.training.guarding.healthy import Choice
 from coordinate_eval.coordinator.training.guarding.loop import Guard
@@ -360,6 +361,50 @@ def test_a_training_that_finishes_while_it_is_being_ended_is_complete(tmp_path: 
         guard.step()
     found = over(tmp_path / "guard")
     assert found is not None and found.complete
+
+
+class Forgetting(World):
+    """A cluster whose controller loses a job that its accounting calls running for ever."""
+
+    lost = False
+
+    def _run(self, job: _Job) -> None:
+        super()._run(job)
+        if job.attempt == 1 and job.step == EVERY + 1 and not self.lost:
+            self.lost = True
+            job.shown = replace(job.shown, state=State.ENDED)
+
+    def jobs(self, mark: str) -> list[BatchJob]:
+        found = super().jobs(mark)
+        return [each for each in found if not (self.lost and each.job_id == "1")]
+
+    def describe(self, job_id: str) -> Described | None:
+        if self.lost and job_id == "1":
+            return Described("RUNNING", End.UNKNOWN, nodes="n[1-2]", forgotten=True)
+        return super().describe(job_id)
+
+
+def test_a_job_that_only_the_accounting_calls_running_holds_nobody_for_ever(tmp_path: Path) -> None:
+    world, clock = Forgetting(), SetClock()
+    assert run(world, tmp_path / "guard", clock).complete
+    first, second = GuardDir(tmp_path / "guard").history()
+    assert (first.what, second.what) == (What.LOST, What.FINISHED)
+    assert clock.slept >= FORGOTTEN_SECONDS
+
+
+def test_a_job_that_sbatch_names_after_the_guard_was_stopped_is_cancelled(tmp_path: Path) -> None:
+    root, clock, world = tmp_path / "guard", SetClock(), World()
+
+    def stop(what: str) -> None:
+        if what == "before submit":
+            world.now = lambda what: None
+            GuardDir(root).stop.write_text("")
+            assert not run(world, root, clock).complete
+
+    world.now = stop
+    with pytest.raises(Superseded):
+        run(world, root, clock)
+    assert [job.shown.state for job in world.jobs_by_id.values()] == [State.ENDED]
 
 
 class Diverging(World):

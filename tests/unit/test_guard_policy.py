@@ -92,6 +92,22 @@ def test_a_log_of_one_name_keeps_what_earlier_attempts_wrote(tmp_path: Path) -> 
     assert {"--open-mode=append", "--no-requeue", "--hold"} < set(asked[: asked.index(str(path))])
 
 
+def test_a_log_whose_path_has_a_newline_is_found() -> None:
+    text = (
+        "JobId=7 JobName=train\n   UserId=me(1) GroupId=me(1)\n   JobState=RUNNING Reason=None\n"
+        "   StdErr=/logs of\nmine/%j.log\n   StdIn=/dev/null\n   StdOut=/logs of\nmine/%j.log\n"
+        "   Power=\n\n"
+    )
+
+    class Client:
+        def run(self, *args: str) -> str:
+            return text
+
+    described = BatchScripts(0, Client()).describe("7")  # type: ignore[arg-type]
+    assert described is not None
+    assert (described.state, described.logs) == ("RUNNING", ("/logs of\nmine/7.log",))
+
+
 def test_what_is_no_script_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not begin with #!"):
         read_script(script(tmp_path, first="import torch"))

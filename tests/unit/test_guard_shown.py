@@ -27,9 +27,9 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
 from coordinate_eval.coordinator.training.guarding.guard_job import Handover, prefix
 from coordinate_eval.coordinator.training.guarding.policy import Policy
 from coordinate_eval.coordinator.training.guarding.shown import status
-from coordinate_eval.coordinator.training.guarding.tell import Notifier
+from coordinate_eval.coordinator.training.guarding.tell import MOST_TRIES, Notifier
 from coordinate_eval.coordinator.training.guarding.vitals import Vitals
-from coordinate_eval.coordinator.training.guarding.watching import Watching
+from coordinate_eval.coordinator.training.guarding.watching import MOST_KEPT_BYTES, Watching
 from coordinate_eval.coordinator.training.guarding.why import cause_of, named_nodes
 from coordinate_eval.diagnosis.cause import Cause
 from coordinate_eval.records import Record
@@ -110,6 +110,7 @@ def test_a_message_reaches_command_and_webhook_once(tmp_path: Path) -> None:
         )
         for _ in range(2):  # the second is a guard that was started again
             notifier = Notifier(guard_dir, training.policy, {}, lambda words: None)
+            notifier.go_on()
             notifier.tell("1", {"what": "hung"})
             notifier.wait()
         server.shutdown()
@@ -123,11 +124,33 @@ def test_what_cannot_be_told_is_noted_and_hurts_nobody(tmp_path: Path) -> None:
     guard_dir, training = guarded(
         tmp_path, command=["/no/such/program"], webhook="http://127.0.0.1:1/"
     )
-    notifier = Notifier(guard_dir, training.policy, {}, noted.append)
-    notifier.tell("1", {})
+    notifier = Notifier(guard_dir, training.policy, {}, noted.append, pause=0.0)
+    notifier.tell("1", {"words": "it hangs"})
     notifier.wait()
     assert sorted(words.split()[0] for words in noted) == ["`command`", "`webhook`"]
     assert "127.0.0.1" not in "".join(noted)  # an address with its token is a secret
+    (shown,) = status(guard_dir, training, 100)["unsent"]
+    assert (shown["words"], sorted(shown["left"]), shown["tries"]) == (
+        "it hangs", ["command", "webhook"], MOST_TRIES,
+    )  # fmt: skip
+
+
+def test_what_a_killed_guard_has_not_told_the_next_one_tells(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; heard = pathlib.Path(sys.argv[1]); "
+        "heard.parent.mkdir() if not heard.parent.exists() else heard.write_text('x') and exit(); "
+        "exit(1)"
+    )
+    heard = tmp_path / "later" / "heard"
+    guard_dir, training = guarded(tmp_path, command=[sys.executable, "-c", code, str(heard)])
+    first = Notifier(guard_dir, training.policy, {}, lambda words: None, pause=3600.0)
+    first.tell("1", {"words": "it hangs"})
+    until(lambda: status(guard_dir, training, 100)["unsent"], "a try that failed")
+    second = Notifier(guard_dir, training.policy, {}, lambda words: None)
+    second.go_on()
+    second.wait()
+    assert heard.exists()
+    assert status(guard_dir, training, 100)["unsent"] == []
 
 
 def test_a_test_of_nodes_tells_the_bad_ones_or_why_there_is_none() -> None:
@@ -219,6 +242,20 @@ def test_lines_of_an_attempt_before_in_the_same_log_are_not_its_own(tmp_path: Pa
     assert (found.last_step, found.loss) == (12, 2.25)
     kept = [json.loads(line)["step"] for line in guard_dir.points.read_text().splitlines()]
     assert kept == [11, 12]
+
+
+def test_what_is_kept_of_reports_has_a_bound(tmp_path: Path) -> None:
+    guard_dir, training = guarded(tmp_path)
+    log = tmp_path / "train.log"
+    logs = Logs(own=(str(log),))
+    guard_dir.of_attempt(1, "logs").write_text(logs.model_dump_json())
+    line = json.dumps({"step": 7}) + "\n"
+    guard_dir.points.write_text(line * (MOST_KEPT_BYTES // len(line) + 2))
+    log.write_text("step 8 loss 2.5\n")
+    Watching(guard_dir, training, lambda words: None).look(1, 1.0)
+    kept = [json.loads(each)["step"] for each in guard_dir.points.read_text().splitlines()]
+    assert (kept[0], kept[-1]) == (7, 8)
+    assert guard_dir.points.stat().st_size < 0.6 * MOST_KEPT_BYTES
 
 
 def test_a_line_is_numbered_from_the_beginning_of_its_log(tmp_path: Path) -> None:

@@ -129,6 +129,8 @@ class Described:
     nodes: str = ""
     partition: str = ""
     logs: tuple[str, ...] = ()
+    forgotten: bool = False
+    """Only the accounting remembers it: the controller says that there is no such job."""
 
 
 @dataclass
@@ -274,7 +276,9 @@ class BatchScripts:
         state, exit_code, nodes, partition = lines[-1].split("|")
         state = state.split()[0] if state else ""
         end = ENDED.get(state, End.UNKNOWN)
-        return Described(state, end, exit_code=exit_code, nodes=nodes, partition=partition)
+        return Described(
+            state, end, exit_code=exit_code, nodes=nodes, partition=partition, forgotten=True
+        )
 
     def _change(self, *words: str) -> None:
         try:
@@ -323,9 +327,15 @@ def _export(own: str, variables: Mapping[str, str]) -> str:
 
 
 def _field(text: str, name: str) -> str:
-    """Return a value of `scontrol show job`; paths have a line to themselves."""
-    end = "$" if name.startswith("Std") else r"(?=\s|$)"
-    found = re.search(rf"(?m)(?:^|\s){name}=(.*?){end}", text)
+    """Return a value of `scontrol show job`.
+
+    A path begins a line, and ends before the next line that begins with a name: a path may have
+    blanks and newlines.
+    """
+    if name.startswith("Std"):
+        found = re.search(rf"(?ms)^\s+{name}=(.*?)(?=\n\s+\w+=|\s*\Z)", text)
+    else:
+        found = re.search(rf"(?m)(?:^|\s){name}=(.*?)(?=\s|$)", text)
     value = found[1] if found else ""
     return "" if value in ("(null)", "None") else value
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from coordinate_eval._format import brief, whole_duration
+from coordinate_eval._format import brief, plural, whole_duration
 from coordinate_eval.coordinator.cli.output import table_console, write_json
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.training.guarding.attempts import GuardDir, Guarded
@@ -62,6 +62,10 @@ def _print(found: dict[str, Any], where: Console) -> None:
         lines.append(
             f"  goodput {found['goodput']:.1%}, {found['lost_steps']:,} steps repeated{more}"
         )
+    for each in found["unsent"]:
+        failed = ", ".join(f"`{channel}`: {problem}" for channel, problem in each["left"].items())
+        said = f"(sent {plural(each['tries'], 'time')}, {failed}): {brief(each['words'])}"
+        lines.append(f"  [red]a notice has not arrived[/red] {escape(said)}")
     for line in lines:
         where.print(line, highlight=False, soft_wrap=True)
     if incidents := [each for each in attempts if each["incident"]]:

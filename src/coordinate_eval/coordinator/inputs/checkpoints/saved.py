@@ -163,6 +163,9 @@ class Saved:
     """The marker that finished checkpoints of this folder or format have, and this one lacks."""
     marked: bool = False
     """It has the marker that the trainer writes last."""
+    written: float = 0.0
+    """Time at which the last of what is in it was written. Other changes leave it as it is, such as
+    of a mode or a name."""
     members: tuple[Path, ...] = ()
     """The members of an average, which is in no folder; empty for a checkpoint."""
 
@@ -366,15 +369,16 @@ def _saved(path: Path, step: int | None) -> Saved:
         OSError: the checkpoint is gone.
     """
     status = path.stat()
-    changed, state = _changed(status), [f"{status.st_size}" if path.is_file() else ""]
+    changed, written = _changed(status), status.st_mtime
+    state = [f"{status.st_size}" if path.is_file() else ""]
     if path.is_dir():
         for entry in _inside(path):
             with contextlib.suppress(OSError):  # a file that has just been renamed
                 status = entry.stat()
-                changed = max(changed, _changed(status))
+                changed, written = max(changed, _changed(status)), max(written, status.st_mtime)
                 name = entry.relative_to(path)
                 state.append(f"{name}\0{status.st_size}\0{status.st_mtime_ns}")
-    return Saved(path.absolute(), step, changed, "\n".join(state))
+    return Saved(path.absolute(), step, changed, "\n".join(state), written=written)
 
 
 def _changed(status: os.stat_result) -> float:

@@ -157,6 +157,18 @@ class Over(Record):
     token: str = ""
 
 
+class Notice(Record):
+    """`told/KEY.json`: a message, and where it has not arrived yet."""
+
+    words: str
+    text: str = Field(description="the message as it is sent")
+    left: dict[str, str] = Field(
+        description="`command` and `webhook` that have not got it, each with what failed last"
+    )
+    tries: int = 0
+    token: str = Field(default="", description="of the process that made it")
+
+
 class GuardDir:
     """The paths of a guard's folder, and its records."""
 
@@ -207,6 +219,11 @@ class GuardDir:
     def spikes(self) -> Path:
         """Return the path of what is known of the losses."""
         return self.root / "spikes.json"
+
+    @property
+    def told(self) -> Path:
+        """Return the folder of messages for people."""
+        return self.root / "told"
 
     @property
     def checks(self) -> Path:
@@ -268,6 +285,12 @@ class GuardDir:
             if cancelled is not None and cancelled.onset is not None:
                 found.append((cancelled.onset, _files.modified(end) or math.inf))
         return found
+
+    def notices(self) -> dict[Path, Notice]:
+        """Return the messages for people, by their paths."""
+        read = _files.read_record_if_there
+        found = {path: read(path, Notice) for path in _files.records_in(self.told)}
+        return {path: each for path, each in found.items() if each is not None}
 
     def history(self, first: int = 1) -> list[Ended]:
         """Return what became of the attempts that have ended, in their order, from one on."""

@@ -8,7 +8,7 @@ from coordinate_eval._clock import growing
 from coordinate_eval.clusters.protocol import OF_TRAINING, State
 from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided
 from coordinate_eval.coordinator.training.guarding.attempts import Attempt, Ended, JobOf, What
-from coordinate_eval.coordinator.training.guarding.hands import Hands
+from coordinate_eval.coordinator.training.guarding.hands import Hands, Superseded
 from coordinate_eval.coordinator.training.guarding.healthy import Choice
 from coordinate_eval.errors import SubmitLater, SubmitRefused, UserError
 from coordinate_eval.slurm.batch import BatchJob
@@ -111,13 +111,26 @@ class Beginnings:
         record = JobOf(
             job_id=job_id, time=now, exclude=tuple(sorted(exclude)), token=_files.token()
         )
-        self._hands.check_epoch()
+        try:
+            self._hands.check_epoch()
+        except Superseded:
+            self._withdraw(attempt, job_id)
+            raise
         if self._hands.create(attempt.number, "job", record):
             less = f", without {', '.join(record.exclude)}" if record.exclude else ""
             self._hands.say(f"attempt {attempt.number} is job {job_id}{less}")
         else:
             self._hands.scripts.cancel(job_id)
         return True
+
+    def _withdraw(self, attempt: Attempt, job_id: str) -> None:
+        """Cancel a job that was submitted while another guard has ended the training.
+
+        A guard that goes on finds the job by its mark, and may have written its id down.
+        """
+        taken = self._hands.dir.job_of(attempt.number)
+        if self._hands.over() is not None and (taken is None or taken.job_id != job_id):
+            self._hands.scripts.cancel(job_id)
 
     def _refused(self, attempt: Attempt, error: Exception, exclude: Collection[str]) -> bool:
         """Say that the scheduler takes no such job: wait, ask for fewer nodes, or stop."""

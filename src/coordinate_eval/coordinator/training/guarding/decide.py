@@ -1,5 +1,6 @@
 """Decide what follows when an attempt has ended: one table. Values in, values out."""
 
+import itertools
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
@@ -12,6 +13,9 @@ from coordinate_eval.diagnosis.cause import Cause
 
 LONGEST_PAUSE_SECONDS = 3600.0
 """Longest pause before a restart."""
+
+LONGEST_PREEMPTED_SECONDS = 600.0
+"""Longest pause after preemptions: the scheduler decides when there is room."""
 
 DAY_SECONDS = 86_400.0
 
@@ -73,7 +77,7 @@ def decide(history: Sequence[Ended], policy: Policy) -> Decision:
                 f"{said}; {plural(policy.restarts_per_day, 'restart')} a day are allowed "
                 "(`restarts_per_day`), and they are used up",
             )
-    vain = _in_vain(history)
+    vain, preempted = _in_vain(history)
     if vain > policy.retries:
         tried = plural(vain, "attempt") + (" in a row" if vain > 1 else "")
         return Decision(
@@ -85,6 +89,9 @@ def decide(history: Sequence[Ended], policy: Policy) -> Decision:
         pause = growing(policy.pause_seconds, vain - 1, LONGEST_PAUSE_SECONDS)
     elif follows is Follows.LATER:
         pause = policy.pause_seconds
+    if last.what is What.PREEMPTED and preempted > 1:
+        longest = max(pause, LONGEST_PREEMPTED_SECONDS)
+        pause = max(pause, growing(policy.pause_seconds, preempted - 2, longest))
     return Decision(follows, said, pause)
 
 
@@ -136,17 +143,16 @@ def _counts(history: Sequence[Ended]) -> bool:
     return _follows(history) not in (Follows.RESUBMIT, Follows.DONE, Follows.STOP)
 
 
-def _in_vain(history: Sequence[Ended]) -> int:
-    """Return how many attempts in a row, the last ones, gained nothing.
+def _in_vain(history: Sequence[Ended]) -> tuple[int, int]:
+    """Return how many attempts in a row, the last ones, gained nothing; then how many preempted.
 
-    One that was preempted, never started, or was to go back is none of them, and ends no row.
+    The first number leaves out those that were preempted, never started, or were to go back. None
+    of these ends a row.
     """
-    count = 0
-    for each in reversed(history):
-        if each.gained:
-            break
-        count += each.what not in (What.PREEMPTED, What.NEVER_STARTED, What.ROLLED_BACK)
-    return count
+    row = list(itertools.takewhile(lambda each: not each.gained, reversed(history)))
+    nobodys = (What.PREEMPTED, What.NEVER_STARTED, What.ROLLED_BACK)
+    preempted = sum(each.what is What.PREEMPTED for each in row)
+    return sum(each.what not in nobodys for each in row), preempted
 
 
 def _furthest(history: Sequence[Ended]) -> int:

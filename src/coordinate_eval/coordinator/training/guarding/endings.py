@@ -29,7 +29,11 @@ from coordinate_eval.coordinator.training.guarding.hands import Hands
 from coordinate_eval.coordinator.training.guarding.healthy import Choice
 from coordinate_eval.coordinator.training.guarding.vitals import wrong
 from coordinate_eval.errors import ClusterError
-from coordinate_eval.slurm.batch import BatchJob
+from coordinate_eval.slurm.batch import BatchJob, Described
+
+FORGOTTEN_SECONDS = 300.0
+"""Time for which the controller does not know a job before the job counts as gone. After so long
+without an answer, Slurm gives up a node and what runs there, and accounting has caught up."""
 
 
 class Endings:
@@ -42,13 +46,14 @@ class Endings:
 
     def __init__(self, hands: Hands, beginnings: Beginnings) -> None:
         self._hands, self._beginnings = hands, beginnings
+        self._forgotten: dict[str, float] = {}
 
     def end(self, attempt: Attempt, job: JobOf, shown: BatchJob | None) -> bool:
         """Note what became of the job of an attempt. Return whether more is due at once."""
         number = attempt.number
         described = self._hands.scripts.describe(job.job_id)
-        if described is not None and described.end is End.UNKNOWN and shown is None:
-            return False  # squeue did not list it, and Slurm has not ended it
+        if shown is None and self._may_run(job.job_id, described):
+            return False
         end = described.end if described is not None else End.UNKNOWN
         end = shown.end if shown is not None and end is End.UNKNOWN else end
         begun, cancelled = self._hands.dir.begun(number), self._hands.dir.cancelled(number)
@@ -104,6 +109,26 @@ class Endings:
             state=f"{described.state} {described.exit_code}".strip() if described else "",
         )
         return self._hands.create(number, "end", ended)
+
+    def _may_run(self, job_id: str, described: Described | None) -> bool:
+        """Return whether a job that squeue does not list may run all the same.
+
+        The accounting may say for ever that a job runs whose end it has missed. Such a job is gone
+        when the controller has not known it for a while.
+        """
+        if described is not None and described.end is not End.UNKNOWN:
+            return False
+        if described is not None and not described.forgotten:
+            return True  # squeue did not list it, and Slurm has not ended it
+        now = self._hands.clock.passed()
+        since = self._forgotten.setdefault(job_id, now)
+        said = f", and its accounting says {described.state}" if described is not None else ""
+        self._hands.say(f"Slurm does not know job {job_id} any more{said}")
+        if now - since < FORGOTTEN_SECONDS:
+            return True
+        self._hands.check_epoch()
+        self._hands.scripts.cancel(job_id)
+        return False
 
     def _furthest(self) -> int:
         """Return the last step that an attempt has reached since the training went back last."""

@@ -238,7 +238,7 @@ def begin(guarded: Guarded, cluster: Cluster) -> GuardDir:
             "guard first, by `coordinate-eval guard stop` of whoever began it"
         )
     _files.make_closed(root)
-    for folder in (guard_dir.logs, guard_dir.attempts, guard_dir.checks, root / "told"):
+    for folder in (guard_dir.logs, guard_dir.attempts, guard_dir.checks, guard_dir.told):
         folder.mkdir(exist_ok=True)
     if before is not None:
         # The numbers of attempts go on. What was told to stop, or gave up, begins afresh.
@@ -248,7 +248,7 @@ def begin(guarded: Guarded, cluster: Cluster) -> GuardDir:
     environment = json.dumps(kept_environment(os.environ), indent=1)
     _files.write_private(guard_dir.environment, f"{environment}\n")
     _files.write_record(guard_dir.guarded, guarded)
-    for path in (guard_dir.over, guard_dir.stop, root / "told" / "over"):
+    for path in (guard_dir.over, guard_dir.stop, guard_dir.told / "over.json"):
         path.unlink(missing_ok=True)
     return guard_dir
 
@@ -354,6 +354,7 @@ def run_guard(
         clock,
     )
     guard = Guard(hands)
+    notifier.go_on()
     tell(f"guard {hands.epoch} of {guarded.script}, in {guard_dir.root}")
     try:
         over = guard.run(handover.leaves if minutes < float("inf") else lambda: False)

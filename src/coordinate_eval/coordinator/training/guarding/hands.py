@@ -76,7 +76,7 @@ class Checkpoints(Protocol):
     """What a guard asks about checkpoints: see `healthy.py`."""
 
     def newest_step(self, since: float = 0.0) -> int | None:
-        """Return the step of the newest one that was changed since."""
+        """Return the step of the newest one that was written since."""
         ...
 
     def go_on(self, spoiled: Sequence[tuple[int, float]] = ()) -> None:

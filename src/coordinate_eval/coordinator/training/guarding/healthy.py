@@ -167,8 +167,8 @@ class Candidates:
         self._end = self._lists_at = 0.0
 
     def newest_step(self, since: float = 0.0) -> int | None:
-        """Return the step of the newest checkpoint that was changed since, finished by its name."""
-        return next((e.step or 0 for e in self._finished() if e.changed >= since), None)
+        """Return the step of the newest checkpoint that was written since, finished by its name."""
+        return next((e.step or 0 for e in self._finished() if e.written >= since), None)
 
     def go_on(self, spoiled: Sequence[tuple[int, float]] = ()) -> None:
         """Look at the newest finished checkpoint, if nobody has, while the training runs.
@@ -325,7 +325,7 @@ def _keep(saved: Saved) -> None:
 
 def _is_spoiled(saved: Saved, spoiled: Sequence[tuple[int, float]]) -> bool:
     step = saved.step or 0
-    return any(step >= first and saved.changed <= until for first, until in spoiled)
+    return any(step >= first and saved.written <= until for first, until in spoiled)
 
 
 def _state(saved: Saved) -> str:

@@ -50,6 +50,11 @@ def status(guard_dir: GuardDir, guarded: Guarded, now: float) -> dict[str, Any]:
         "goodput": productive / (ended - began) if ended > began and attempts else None,
         "restart_seconds": sum(restarts) / len(restarts) if restarts else None,
         "lost_steps": sum(each["lost_steps"] for each in attempts),
+        "unsent": [
+            {"words": each.words, "left": each.left, "tries": each.tries}
+            for each in guard_dir.notices().values()
+            if each.left and each.tries
+        ],
         "attempts": attempts,
     }
 

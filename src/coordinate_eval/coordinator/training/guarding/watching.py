@@ -24,6 +24,8 @@ from coordinate_eval.coordinator.training.spikes import Detector, Spike, State
 MOST_BYTES = 16 << 20
 """Read of one log at a look. A log that grows faster is read at its end."""
 
+MOST_KEPT_BYTES = 16 << 20
+"""Size of `points.jsonl` from which on it is thinned out: some 100,000 steps."""
 
 SCORES_SECONDS = 300.0
 """Time between two looks at the scores of checkpoints."""
@@ -97,9 +99,16 @@ class Watching:
         return Detector(_files.read_record_if_there(self._dir.spikes, State))
 
     def _keep(self, number: int, points: Sequence[Point]) -> None:
-        """Append points to `points.jsonl`. A guard that is killed may append some twice."""
+        """Append points to `points.jsonl`. A guard that is killed may append some twice.
+
+        Of a file that has become too large, every other line is dropped.
+        """
         if not points:
             return
+        if _files.size(self._dir.points) > MOST_KEPT_BYTES:
+            end = _files.read_end(self._dir.points, MOST_KEPT_BYTES)
+            lines = end.splitlines(keepends=True)
+            _files.write(self._dir.points, b"".join(lines[1::2]).decode(errors="replace"))
         with _files.open_to_write(self._dir.points, append=True) as file:
             for point in points:
                 values = {
