@@ -46,21 +46,27 @@ CONFIGS: Final[Mapping[str, dict[str, Any]]] = {
 
 
 @cache
-def _weights(kind: str) -> tuple[tuple[str, Any], ...]:
+def _model(kind: str) -> Any:
     torch: Any = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
-    loading: Any = importlib.import_module("transformers.core_model_loading")
     config = transformers.AutoConfig.for_model(kind, **CONFIGS[kind])
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():
         parameter.data.normal_()
-    return tuple(loading.revert_weight_conversion(model, model.state_dict()).items())
+    return model
 
 
 def weights(kind: str) -> State:
     """The tensors of a model of a type, by the names with which transformers saves them."""
-    return dict(_weights(kind))
+    loading: Any = importlib.import_module("transformers.core_model_loading")
+    model = _model(kind)
+    return dict(loading.revert_weight_conversion(model, model.state_dict()))
+
+
+def in_memory(state: State, config: Mapping[str, Any]) -> State:
+    """Weights as transformers has them in memory, whatever the names in its files are."""
+    return dict(_model(config["model_type"]).state_dict())
 
 
 def _layer_of(name: str) -> tuple[str, str]:
@@ -375,6 +381,7 @@ def _stacked(state: State) -> State:
 
 
 FORWARD: Final[Mapping[str, Callable[[State, Mapping[str, Any]], State]]] = {
+    "transformers": in_memory,
     "torchtitan": torchtitan,
     "torchtitan, early": partial(torchtitan, early=True),
     "meta": meta,

@@ -73,7 +73,9 @@ def test_the_model_is_found(tmp_path: Path, wrap: Callable[[Any], Any]) -> None:
 
 def test_the_attribute_that_has_the_model_is_no_part_of_its_names(tmp_path: Path) -> None:
     names = {"model.layers.0.weight": torch.zeros(3), "lm_head.weight": torch.ones(3)}
+    names |= {f"model.layers.{number}.weight": torch.zeros(3) for number in range(1, 20)}
     wrapped = {f"net.{name}": tensor for name, tensor in names.items()}
+    wrapped["seen"] = torch.zeros((), dtype=torch.int64)
     assert equal(tensors(saved(tmp_path, {"model": wrapped})), names)
 
 

@@ -115,6 +115,17 @@ def test_unknown_names_of_no_mapping_hide_neither_a_bias_nor_a_layer_nor_scales(
         assert "tells no quantization" in words
 
 
+def test_names_of_another_model_are_no_older_names() -> None:
+    wanted = architecture("qwen2")
+    assert wanted is not None
+    tensors = described(trainers.weights("qwen2"))
+    without_head = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    assert not guard.compare(without_head, wanted, mapped=False).words()
+
+    of_a_student = {f"student.{name}": tensor for name, tensor in tensors.items()}
+    assert "are missing" in guard.compare(of_a_student, wanted, mapped=False).words()
+
+
 def test_a_layer_that_predicts_further_tokens_is_not_beyond() -> None:
     layers = trainers.CONFIGS["llama"]["num_hidden_layers"]
     wanted = architecture("llama", num_nextn_predict_layers=1)

@@ -29,6 +29,7 @@ from coordinate_eval.records.names import Rule, TensorMapping
 
 LLAMAS = ("llama", "mistral", "qwen2", "qwen3")
 CASES = [
+    *(("transformers", k) for k in ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_neox")),
     *((t, k) for t in ("torchtitan", "torchtitan, early") for k in
       ("llama", "mistral", "qwen3", "qwen3_moe", "deepseek_v3")),
     *(("meta", k) for k in ("llama", "mistral", "mixtral")),

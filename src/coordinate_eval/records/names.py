@@ -1,8 +1,13 @@
 """Rules by which the tensors of a trainer become those of a Hugging Face model."""
 
+from typing import Final
+
 from pydantic import Field
 
 from coordinate_eval.records.base import Record
+
+KEPT: Final = "*"
+"""Stands for the name that a tensor has."""
 
 
 class Rule(Record):
@@ -19,6 +24,11 @@ class Rule(Record):
         default=[], description="heads whose rows are pairs, and become halves; 0: none"
     )
     rows: str = Field(default="", description="that are kept, of a padded vocabulary")
+
+    @property
+    def kept(self) -> bool:
+        """Return whether tensors stay as they are."""
+        return self.to == [KEPT]
 
 
 class TensorMapping(Record):

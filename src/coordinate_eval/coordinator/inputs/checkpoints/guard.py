@@ -46,6 +46,16 @@ class Architecture(NamedTuple):
     """Names of these that are others of these, and may lack."""
     ignored: tuple[re.Pattern[str], ...]
     """Names that are no mistake, such as those of layers that predict further tokens."""
+    prefix: str = ""
+    """Begins names, but in files of the model without its output layer."""
+
+    def name_of(self, name: str) -> str:
+        """Return the name that a tensor has here."""
+        return name if name in self.shapes or not self.prefix else self._prefixed(name)
+
+    def _prefixed(self, name: str) -> str:
+        longer = f"{self.prefix}.{name}"
+        return longer if longer in self.shapes else name
 
 
 def architecture(given: Mapping[str, Any]) -> Architecture | None:
@@ -78,6 +88,7 @@ def architecture(given: Mapping[str, Any]) -> Architecture | None:
         {name: tuple(tensor.shape) for name, tensor in state.items()},
         frozenset(tied),
         (*map(re.compile, ignored), *_further(given)),
+        getattr(model, "base_model_prefix", ""),
     )
 
 
@@ -131,8 +142,9 @@ def compare(tensors: Mapping[str, Tensor], wanted: Architecture, *, mapped: bool
 
     Names that transformers wrote long ago may be others than today's. So, unless a mapping made the
     names, unknown ones count only in layers beyond those of the architecture. Beside unknown ones,
-    missing ones count only in modules that are known.
+    missing ones count only in modules that are known, unless most of a layer is missing.
     """
+    tensors = {wanted.name_of(name): tensor for name, tensor in tensors.items()}
     unknown = [
         name
         for name in tensors
@@ -155,7 +167,7 @@ def compare(tensors: Mapping[str, Tensor], wanted: Architecture, *, mapped: bool
     ]
     if not mapped:
         known = {name.rpartition(".")[0] for name in tensors if name in wanted.shapes}
-        if unknown:
+        if unknown and not _mostly_missing(missing, wanted):
             missing = [name for name in missing if name.rpartition(".")[0] in known]
         unknown = _beyond(unknown, wanted)
     return Differences(missing, unknown, shapes, quantized)
@@ -170,6 +182,12 @@ def _beyond(unknown: Sequence[str], wanted: Architecture) -> list[str]:
         for name in unknown
         if _NUMBER.sub(".", name) in forms and not numbered.issuperset(_numbered(name))
     ]
+
+
+def _mostly_missing(missing: Sequence[str], wanted: Architecture) -> bool:
+    """Return whether most kinds of tensors are missing: names are those of another model."""
+    forms = {_NUMBER.sub(".", name) for name in wanted.shapes}
+    return 2 * len({_NUMBER.sub(".", name) for name in missing}) > len(forms)
 
 
 def _numbered(name: str) -> list[str]:

@@ -168,7 +168,7 @@ def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
     if len(set(own.values())) < len(own):
         raise UserError(f"{metadata} has tensors that differ only in the names of wrappers")
     folder = metadata.parent
-    layouts = {own[n]: _placed(folder, name, saved) for n, name in found.items()}
+    layouts = {name: _placed(folder, found[n], saved) for n, name in own.items()}
     _check_files(folder, layouts.values(), {file.name for file in weights})
     return Stored(layouts)
 
@@ -382,10 +382,9 @@ def _of_shards(weights: Sequence[Path]) -> Stored:
             ):
                 raise UserError(f"{file} has another {brief(name)} than other files. Save it again")
             boxes.setdefault(name, {})[begin] = layout.boxes[0]._replace(begin=begin)
-    own = torch_file.own_names(boxes)
     layouts = {
-        own[name]: Layout(types[name], _whole(found.values()), tuple(found.values()))
-        for name, found in boxes.items()
+        own: Layout(types[name], _whole(boxes[name].values()), tuple(boxes[name].values()))
+        for name, own in torch_file.own_names(boxes).items()
     }
     return Stored(layouts)
 

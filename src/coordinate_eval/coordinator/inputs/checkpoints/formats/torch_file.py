@@ -10,6 +10,7 @@ import os
 import re
 import struct
 import zipfile
+from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
@@ -68,6 +69,7 @@ _WRAPPERS = re.compile(
     r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
 # First parts of names in models of Hugging Face, which the name of an attribute may precede.
+_MOST_BESIDE = 0.1  # of tensors, such as counters and heads of losses, in a module that trains it
 _ROOTS = {"model", "lm_head", "transformer", "gpt_neox", "backbone", "embed_out"}
 
 
@@ -190,7 +192,7 @@ def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
     names = own_names(layouts)
     if len(set(names.values())) < len(names):
         raise UserError(f"{weights[0]} has tensors that differ only in the names of wrappers")
-    return Stored({names[name]: layout for name, layout in layouts.items()})
+    return Stored({own: layouts[name] for name, own in names.items()})
 
 
 class Storage(NamedTuple):
@@ -254,19 +256,25 @@ def layout_of(tensor: StoredTensor, storages: Mapping[str, Storage], path: Path)
 def own_names(names: Iterable[str]) -> dict[str, str]:
     """Return the model's own names of tensors, without those of training wrappers.
 
-    Such as `module.`, or the attribute of a LightningModule in which the model is.
+    Such as `module.`, or the attribute of a LightningModule in which the model is. What few tensors
+    such a module has beside the model are left out.
     """
     own = {name: _WRAPPERS.sub("", name) for name in names}
-    while len(firsts := {name.partition(".")[0] for name in own.values()}) == 1:
-        (first,) = firsts
-        seconds = {name.split(".")[1] for name in own.values() if "." in name}
-        roots = _ROOTS if first != "model" else {"model", "lm_head"}
-        if first != "module" and not seconds & roots:
-            break
-        if any("." not in name for name in own.values()):
-            break
-        own = {old: name.partition(".")[2] for old, name in own.items()}
+    while prefix := _attribute(own.values()):
+        own = {old: n.removeprefix(prefix) for old, n in own.items() if n.startswith(prefix)}
     return own
+
+
+def _attribute(names: Collection[str]) -> str:
+    """Return the name of the attribute in which the model is, with a dot; empty if in none."""
+    firsts = Counter(name.partition(".")[0] for name in names)
+    first, count = firsts.most_common(1)[0] if firsts else ("", 0)
+    inner = [name.split(".") for name in names if name.startswith(f"{first}.")]
+    roots = _ROOTS if first != "model" else {"model", "lm_head"}
+    wraps = first == "module" or any(len(parts) > 2 and parts[1] in roots for parts in inner)
+    share = 0 if first == "language_model" else _MOST_BESIDE  # a tower of images may be beside it
+    few = len(inner) == count and len(names) - count <= len(names) * share
+    return f"{first}." if wraps and few else ""
 
 
 def check_total(sizes: Iterable[int], path: Path) -> None:

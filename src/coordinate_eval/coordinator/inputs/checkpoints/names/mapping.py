@@ -18,10 +18,10 @@ from coordinate_eval.coordinator.inputs.suites.located_yaml import (
     wrong,
 )
 from coordinate_eval.errors import UserError
-from coordinate_eval.records.names import Rule, TensorMapping
+from coordinate_eval.records.names import KEPT, Rule, TensorMapping
 
 _WHAT = "mapping"
-_KEYS = {"trainer", "models", "names", "names_of", "left_out"}
+_KEYS = {"trainer", "models", "names", "names_of", "left_out", "kept"}
 _RULE = {"to", "with", "unflatten", "groups", "parts", "into", "transpose", "rotary", "rows"}
 _LEAST_RULES = 3  # that match names of a model
 _MOST_RULES = 2_000
@@ -91,10 +91,16 @@ def fits(names: Collection[str], kind: str | None) -> list[Fit]:
     found = []
     for each in shipped():
         kinds = [kind] if kind is not None else ["", *each.rules_of]
-        matches = [patterns.match(names, each.of(each_kind).rules) for each_kind in kinds]
-        best = min(matches, key=lambda matched: len(matched.left_over))
+        keeps = any(rule.kept for rule in each.rules)
+        if keeps and kind is not None and not each.holds_for(kind):
+            continue  # names that are kept are those of all other models, too
+        rules = [each.of(each_kind).rules for each_kind in kinds]
+        matches = [(patterns.match(names, of_kind), of_kind) for of_kind in rules]
+        best, of_kind = min(matches, key=lambda each: len(each[0].left_over))
+        used = {member.rule for member in best.members.values()}
+        used -= {number for number in used if of_kind[number].kept}
         # What is left out tells nothing, and neither do the few names that all models share.
-        if len({member.rule for member in best.members.values()}) >= _LEAST_RULES:
+        if len(used) >= (1 if keeps else _LEAST_RULES):
             found.append(Fit(each, len(best.members), best.left_over))
     return sorted(found, key=lambda fit: len(fit.left_over))
 
@@ -147,11 +153,11 @@ def parse(source: Source, name: str) -> Written:
     if not isinstance(trainer, str):
         raise wrong(tree.at("trainer"), "trainer must be a text")
     models = _texts(tree.get("models", []), tree.at("models"), "models")
-    left_out = _texts(tree.get("left_out", []), tree.at("left_out"), "left_out")
-    _check_stars(left_out, tree.at("left_out"))
     rules = _rules(tree.get("names"), tree.at("names"))
-    if left_out:
-        rules.append(Rule(source=left_out, to=[]))
+    for key, becomes in (("left_out", []), ("kept", [KEPT])):
+        if texts := _texts(tree.get(key, []), tree.at(key), key):
+            _check_stars(texts, tree.at(key))
+            rules.append(Rule(source=texts, to=becomes))
     by_model = tree.get("names_of", {})
     if not isinstance(by_model, dict):
         raise wrong(tree.at("names_of"), "names_of must map types of models to names")

@@ -195,6 +195,9 @@ class _Recipes:
             rule = self._mapping.rules[member.rule]
             if not rule.to:
                 continue
+            if rule.kept:
+                self._keep(name)
+                continue
             wanted = _wanted(rule)
             stacked = [h for h in member.values if h not in wanted and "|" not in h]
             if len(stacked) > 1:
@@ -214,6 +217,14 @@ class _Recipes:
                     raise self._wrong(f"{brief(one)} is there without {brief(text)}")
             self._make(key, [self._stack(sources[place]) for place in sorted(sources)])
         return self._recipes
+
+    def _keep(self, name: str) -> None:
+        """Add a tensor that is as it is."""
+        if name in self._recipes:
+            raise self._twice(name, self._recipes[name].pieces[0].name, name)
+        tensor = self._tensors[name]
+        piece = _Piece(name, (0,) * len(tensor.shape), tensor.shape)
+        self._recipes[name] = _Recipe(tensor, (piece,), tensor.shape, transpose=False, heads=0)
 
     def _stack(self, members: Mapping[int, str]) -> list[str]:
         """Return the names of tensors that are stacked, in order."""
