@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 WORKERS := $(shell expr $$(nproc) + 2)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 5 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-long test-slurm check bench docs lock slurm-up slurm-down clean
+.PHONY: demo demo-training test test-fast test-long test-slurm check bench docs lock slurm-up slurm-down clean
 
 $(READY): pyproject.toml requirements.txt scripts/setup.sh
 	PYTHON=$(PYTHON) bash scripts/setup.sh $(VENV)
@@ -22,6 +22,11 @@ $(READY): pyproject.toml requirements.txt scripts/setup.sh
 
 demo: $(READY)
 	$(BIN)/python demo/run.py
+
+# Under five minutes, as root: a training under the guard, of which a node dies and the data goes bad.
+demo-training: $(READY)
+	bash scripts/packages.sh
+	$(BIN)/python demo/training.py
 
 # On each save, under a minute on two cores: functions and classes in this process. No root, no
 # Slurm, no engine, no harness, no browser.

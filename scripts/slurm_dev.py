@@ -160,6 +160,17 @@ class DevCluster:
         """Kill the slurmd of a node, as when a node is lost; its jobs' processes go on."""
         stop(self._pid(f"slurmd.{name}"), signal.SIGKILL)
 
+    def lose_node(self, name: str) -> None:
+        """End a node with all that runs on it; Slurm is told, as by a health check."""
+        self.kill_node(name)
+        own = [
+            p for p in _job_processes(self.conf) if f"SLURMD_NODENAME={name}" in environment_of(p)
+        ]
+        for pid in {*own, *filter(None, map(_step_daemon_of, own))}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._command("scontrol", "update", f"nodename={name}", "state=down", "reason=lost")
+
     def _pid(self, daemon: str) -> int | None:
         """Return the process of `slurmctld` or `slurmd.NODE`, if the pid file still tells it."""
         pid = read_pid(self.dir / "run" / f"{daemon}.pid")
@@ -297,6 +308,14 @@ def _job_processes(conf: Path) -> set[int]:
         ):
             found.add(pid)
     return found - {os.getpid()}
+
+
+def _step_daemon_of(pid: int) -> int | None:
+    """Return the parent of a process, if it is the daemon of a job's step."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return parent if command_line(parent).startswith("slurmstepd") else None
+    return None
 
 
 def _install() -> None:

@@ -92,6 +92,8 @@ class Drill:
 
     def __post_init__(self) -> None:
         self.done: list[str] = []
+        self.bad = range(0)
+        """Steps whose data is bad for good."""
         self._dealt_with = 0
         """The newest job that a fault has ended."""
         self.training = Training(self.user.folder / "training")
@@ -101,11 +103,14 @@ class Drill:
     def run(self, faults: list[Fault]) -> Outcome:
         """Train under a guard, with these faults, until the guard says that it is over."""
         began = time.monotonic()
+        steps = [*(fault.step for fault in faults), STEPS]
         with _disk(self.training.checkpoints):
+            self.training.slow_after(steps[0])
             self._begin()
             try:
-                for fault in faults:
+                for fault, following in zip(faults, steps[1:], strict=True):
                     self._next(fault)
+                    self.training.slow_after(following)
                 until(lambda: (self._root / "over.json").exists(), self._words())
             finally:
                 self._repair()
@@ -124,8 +129,8 @@ class Drill:
 
     def _begin(self) -> None:
         policy = {
-            "last_step": STEPS, "silent_seconds": 15.0, "first_step_seconds": 300.0,
-            "pause_seconds": 1.0, "test_nodes": False,
+            "last_step": STEPS, "silent_seconds": 15.0, "silent_steps": 5.0,
+            "first_step_seconds": 300.0, "pause_seconds": 1.0, "test_nodes": False,
         } | self.policy  # fmt: skip
         lines = (f"{name} = {json.dumps(value)}\n" for name, value in policy.items())
         path = self.user.folder / "guard.toml"
@@ -191,12 +196,8 @@ class Drill:
         return str(victim.rank)
 
     def _node(self, fault: Fault) -> str:
-        """End a node with all that runs on it; Slurm is told, as by a health check."""
         name = self._victim(fault).node
-        self.cluster.kill_node(name)
-        for pid in _processes_on(name, self.cluster.conf):
-            _kill(pid)
-        _call("scontrol", "update", f"nodename={name}", "state=down", "reason=a drill")
+        self.cluster.lose_node(name)
 
         def back() -> None:
             self.cluster.start_node(name)
@@ -224,7 +225,9 @@ class Drill:
         with suppress(OSError), ballast.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
-        self._until(self._ended_since())
+        ended = self._ended_since()
+        self.training.slow_after(STEPS)
+        self._until(ended)
         ballast.unlink()
         return ""
 
@@ -238,29 +241,29 @@ class Drill:
 
     def _nan(self, fault: Fault) -> str:
         """Have a step become NaN that is well when it is done again, as by a broken chip."""
-        step, ended = self._slowly(), self._ended_since()
+        step, ended = self._soon(), self._ended_since()
         with self._data() as data:
             kept = data[step - 1].copy()
             data[step - 1] = np.nan
+        self.training.slow_after(step + 2)
         self._until(ended)
         with self._data() as data:
             data[step - 1] = kept
-        self.training.pace(0.0)
         return f"at {step}"
 
     def _diverge(self, fault: Fault) -> str:
-        """Have bad data from a step on, of which the model does not recover."""
-        step, ended = self._slowly(), self._ended_since()
+        """Have bad data in four steps, of which the optimizer's second moments do not recover."""
+        step, ended = self._soon(), self._ended_since()
         with self._data() as data:
-            data[step - 1 : step + 19, :, :-1] *= 100
+            data[step - 1 : step + 3, :, -1] *= 1e4
+        self.training.slow_after(step + 50)
         self._until(ended)
-        self.training.pace(0.0)
-        return f"by the data of {step}-{step + 19}"
+        self.bad = range(step, step + 4)
+        return f"by the data of {step}-{step + 3}"
 
-    def _slowly(self) -> int:
-        """Have steps take so long that the guard looks in between; return one that is to come."""
-        self.training.pace(0.2)
-        return self.training.reads()[-1].step + 20
+    def _soon(self) -> int:
+        """A step whose data no rank has read: each takes a second now."""
+        return self.training.reads()[-1].step + 3
 
     @contextmanager
     def _data(self) -> Iterator[Any]:
@@ -276,12 +279,10 @@ class Drill:
         return name
 
     def _time_limit(self, fault: Fault) -> str:
-        """Have a minute less time than the rest of the training takes."""
+        """Have the time of a job end now; Slurm looks at that every half a minute."""
         job, ended = self._victim(fault).job, self._ended_since()
-        _call("scontrol", "update", f"jobid={job}", "timelimit=1")
-        self.training.pace(1.0)
+        _call("scontrol", "update", f"jobid={job}", "endtime=now")
         self._until(ended)
-        self.training.pace(0.0)
         return ""
 
     def _controller(self, fault: Fault) -> str:
@@ -318,8 +319,8 @@ class Drill:
             )
         skip = attempts[-1]["skip"]
         went_back = "rolled back" in [each["what"] for each in attempts]
-        assert bool(skip) == went_back, f"skipped {skip!r} after {self.done}"
-        assert not went_back or kinds & {"nan", "diverge"}, f"went back after {self.done}"
+        assert went_back == bool(skip) == ("diverge" in kinds), f"{skip!r} after {self.done}"
+        assert set(self.bad) <= _steps(skip), f"skipped {skip!r} after {self.done}"
         expected = undisturbed(self.user.folder.parent / "undisturbed", skip)
         last = self.training.checkpoints / f"step-{STEPS}"
         assert tensors(last) == tensors(expected), f"other weights after {self.done}"
@@ -336,22 +337,9 @@ def _disk(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def _processes_on(node: str, conf: Path) -> list[int]:
-    """The processes of Slurm's jobs on a node, and the daemons of their steps."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            if not entry.name.isdigit():
-                continue
-            environ = (entry / "environ").read_bytes().split(b"\0")
-            if f"SLURM_CONF={conf}".encode() not in environ:
-                continue
-            if f"SLURMD_NODENAME={node}".encode() in environ:
-                found.append(int(entry.name))
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if Path(f"/proc/{parent}/cmdline").read_bytes().startswith(b"slurmstepd"):
-                    found.append(parent)
-    return found
+def _steps(skip: str) -> set[int]:
+    ranges = (part.split("-") for part in skip.split(",") if part)
+    return {step for first, last in ranges for step in range(int(first), int(last) + 1)}
 
 
 def _kill(pid: int) -> None:

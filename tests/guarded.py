@@ -18,7 +18,7 @@ NODES = 6
 
 STEPS = 400
 SAVE_EVERY = 50
-STEP_SECONDS = 0.03
+STEP_SECONDS = 0.01
 
 
 class Read(NamedTuple):
@@ -48,7 +48,7 @@ class Training:
         shutil.copy(EXAMPLE / "train.py", folder)
         for node in range(1, NODES + 1):
             self.interface(f"node{node}", "lo")
-        self.pace(0.0)
+        self.slow_after(STEPS)
         python = shlex.join([sys.executable, str(_SCRIPTS / "read_training.py")])
         noted = f"{python} train.py {shlex.quote(str(self.journal))}"
         text = (EXAMPLE / "train.sbatch").read_text()
@@ -61,9 +61,9 @@ class Training:
         """Have the ranks of a node talk to others over this network interface from now on."""
         (self._interfaces / node).write_text(name)
 
-    def pace(self, seconds: float) -> None:
-        """Have each step take so much longer from now on."""
-        (self.folder / "pace").write_text(str(seconds))
+    def slow_after(self, step: int) -> None:
+        """Have each step after this one take a second more from now on."""
+        (self.folder / "slow-after").write_text(f"{step}\n")
 
     def submit(self, *options: str, **environ: str) -> str:
         """Submit the script without a guard; the job's id."""

@@ -5,7 +5,7 @@ Four things make it so. They are marked:
 1. It begins where the guard says.
 2. The data of a step are a function of its number, so that a step is the same whenever it is done.
 3. Steps whose data the guard found bad are left out.
-4. It saves as a whole or not at all, and a save that failed shows.
+4. It saves as a whole or not at all, and a save that failed shows: `Saver` does that.
 
 The rest is a model so small that this file runs anywhere, on any number of processes:
 
@@ -14,15 +14,16 @@ The rest is a model so small that this file runs anywhere, on any number of proc
 
 import argparse
 import os
-import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from coordinate_eval.checkpointing import Saver
 
 FEATURES, ROWS = 16, 128
 """Of the data: numbers in a row, and rows that all ranks together read in a step."""
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="default: data.npy next to the checkpoints")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--save-every", type=int, default=50)
+    parser.add_argument("--keep", type=int, default=5, help="the newest saves stay")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="as of a larger model")
     given = parser.parse_args()
 
@@ -45,22 +47,45 @@ def main() -> None:
     model = torch.nn.Sequential(
         torch.nn.Linear(FEATURES, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, 1)
     )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
 
-    done = 0
-    if start := os.environ.get("COORDINATE_EVAL_RESUME_FROM"):  # 1
-        done = load(Path(start), model, optimizer)
     skipped = skipped_steps(os.environ.get("COORDINATE_EVAL_SKIP", ""))
-    for step in range(done + 1, given.steps + 1):
-        if step not in skipped:  # 3
-            began = time.monotonic()
-            loss, norm = update(data[step - 1, rank::ranks], model, optimizer)  # 2
-            time.sleep(max(0.0, given.step_seconds - (time.monotonic() - began)))
-            if rank == 0:
-                print(f"step {step} loss {loss:.6f} grad_norm {norm:.6f}", flush=True)
-        if step % given.save_every == 0 or step == given.steps:
-            save(given.checkpoints / f"step-{step}", step, model, optimizer)
+    state = {"training": State(model, optimizer)}
+    with Saver(given.checkpoints, every=given.save_every, keep=given.keep) as saver:  # 4
+        done = saver.load(state) or 0  # 1
+        for step in range(done + 1, given.steps + 1):
+            if step not in skipped:  # 3
+                began = time.monotonic()
+                loss, norm = update(data[step - 1, rank::ranks], model, optimizer)  # 2
+                time.sleep(max(0.0, given.step_seconds - (time.monotonic() - began)))
+                if rank == 0:
+                    print(f"step {step} loss {loss:.6f} grad_norm {norm:.6f}", flush=True)
+            if saver.due(step) or step == given.steps:
+                saver.save(step, state)
+            if saver.should_stop():
+                break
     dist.destroy_process_group()
+
+
+class State:
+    """What training needs to go on bit for bit, in the form that torch's checkpoints have."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is saved."""
+        weights, momenta = get_state_dict(self._model, self._optimizer)
+        return {"model": weights, "optimizer": momenta}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take what was saved."""
+        set_state_dict(
+            self._model,
+            self._optimizer,
+            model_state_dict=saved["model"],
+            optim_state_dict=saved["optimizer"],
+        )
 
 
 def update(
@@ -120,26 +145,6 @@ def skipped_steps(text: str) -> set[int]:
     """Return the steps of such ranges as `1200-1260,1500-1510`, their ends included."""
     ranges = (part.split("-") for part in text.split(",") if part)
     return {step for first, last in ranges for step in range(int(first), int(last) + 1)}
-
-
-def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Go on from a checkpoint; return its step."""
-    weights, momenta = get_state_dict(model, optimizer)
-    state = {"model": weights, "optimizer": momenta, "step": 0}
-    dcp.load(state, checkpoint_id=path)
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=momenta)
-    return int(state["step"])
-
-
-def save(path: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Save what `load` needs; the checkpoint gets its name when all ranks have written."""  # 4
-    weights, momenta = get_state_dict(model, optimizer)
-    draft = path.with_name(f".{path.name}")
-    dcp.save({"model": weights, "optimizer": momenta, "step": step}, checkpoint_id=draft)
-    if dist.get_rank() == 0:
-        shutil.rmtree(path, ignore_errors=True)  # of an attempt before
-        draft.rename(path)
-    dist.barrier()
 
 
 if __name__ == "__main__":

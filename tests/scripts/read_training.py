@@ -1,8 +1,8 @@
 """Runs a `train.py` like that of `examples/guarded_training`, and notes each step it reads.
 
 `read_training.py TRAIN JOURNAL ARGS…`: each rank adds a line to the journal when it reads a step's
-data: attempt, Slurm's job, rank, process, node, step and the newest step saved. Rank 0 takes as
-many more seconds for each as the file `pace` says.
+data: attempt, Slurm's job, rank, process, node, step and the newest step saved. Rank 0 takes a
+second more for each step after that in the file `slow-after`.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ class Noted:
 
     def __init__(self, data: Any, journal: Path, checkpoints: Path) -> None:
         self._data, self._checkpoints = data, checkpoints
-        self._pace = journal.with_name("pace")
+        self._slow_after = journal.with_name("slow-after")
         self._journal = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         names = ("COORDINATE_EVAL_ATTEMPT", "SLURM_JOB_ID", "RANK")
         self._who = [os.environ.get(name) or "0" for name in names]
@@ -31,8 +31,8 @@ class Noted:
             saved = max((int(name[5:]) for name in names), default=0)
         line = " ".join([*self._who, str(which[0] + 1), str(saved)]) + "\n"
         os.write(self._journal, line.encode())
-        if self._who[2] == "0":
-            time.sleep(float(self._pace.read_text()))
+        if self._who[2] == "0" and which[0] >= int(self._slow_after.read_text() or 0):
+            time.sleep(1.0)
         return self._data[which]
 
 

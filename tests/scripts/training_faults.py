@@ -10,10 +10,11 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from tests.drills import ENDING, Drill, Fault, schedule
+from tests.drills import ENDING, Drill, schedule
 from tests.guarded import NODES
-from tests.runs import Workspace
+from tests.runs import Workspace, until
 from tests.slurm.clusters import cluster_of
+from tests.slurm.runs import queue
 
 
 def main() -> int:
@@ -25,26 +26,23 @@ def main() -> int:
     folder = given.folder or Path(tempfile.mkdtemp(prefix="drills-"))
     table = Table("seed", "faults", "causes found", "seconds to restart", "steps lost")
     failed = 0
-    for seed in range(given.first, given.first + given.schedules):
-        faults = schedule(seed)
-        try:
-            row = run(faults, folder / str(seed))
-        except Exception as error:  # one schedule more is worth more than a clean end
-            failed += 1
-            words = ", ".join(f"{fault.kind} at {fault.step}" for fault in faults)
-            row = (words, f"FAILED: {type(error).__name__}: {str(error)[:1000]}", "", "")
-        print(seed, *row, sep=" | ", flush=True)
-        table.add_row(str(seed), *row)
+    with cluster_of(nodes=NODES, gpus=0, cpus=4) as cluster:
+        for seed in range(given.first, given.first + given.schedules):
+            faults = schedule(seed)
+            user = Workspace(folder / str(seed))
+            try:
+                row = Drill(cluster, user).run(faults).row()
+            except Exception as error:  # one schedule more is worth more than a clean end
+                failed += 1
+                words = ", ".join(f"{fault.kind} at {fault.step}" for fault in faults)
+                row = (words, f"FAILED: {type(error).__name__}: {str(error)[:1000]}", "", "")
+            until(lambda: not queue(), "an empty queue")
+            print(seed, *row, sep=" | ", flush=True)
+            table.add_row(str(seed), *row)
     Console().print(table)
     ended = f"{given.schedules - failed} of {given.schedules}"
     print(f"{ended} ended with the weights of an undisturbed training; see {folder}")
     return 1 if failed else 0
-
-
-def run(faults: list[Fault], folder: Path) -> tuple[str, str, str, str]:
-    folder.mkdir(parents=True)
-    with cluster_of(nodes=NODES, gpus=0, cpus=4) as cluster:
-        return Drill(cluster, Workspace(folder)).run(faults).row()
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ def equal(left: dict[str, Any], right: dict[str, Any]) -> bool:
         lambda state: state,
         lambda state: {"model": state, "optimizer": {"state": {"a": torch.zeros(5)}}},
         lambda state: {"app": {"model": state, "optim": {"exp_avg": torch.zeros(9)}}},
+        lambda state: {"training": {"model": state, "optim": {"exp_avg": torch.zeros(9)}}},
         lambda state: {"state": {"model": state, "rank_zero_seed": 17}, "rng": [torch.zeros(3)]},
         lambda state: state | {"optimizer": {"x": torch.zeros(5)}, "train_state": {"step": 3}},
         lambda state: {"state_dict": {f"_orig_mod.{name}": t for name, t in state.items()}},

@@ -199,6 +199,18 @@ def test_after_training_went_back_its_saves_are_the_newest(
     assert same(loaded["model"], state(-200)["model"])
 
 
+def test_a_guard_may_have_training_begin_from_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_all(tmp_path, 100, 200)
+    monkeypatch.setenv(RESUME_FROM, "")
+    with Saver(tmp_path, keep=2) as saver:
+        assert saver.load(state()) is None
+        saver.save(50, state(50))
+        saver.wait()
+        assert steps(tmp_path) == [50]  # the others are of the course that was left
+
+
 def test_rotation_keeps_what_is_in_use(tmp_path: Path) -> None:
     save_all(tmp_path, 1, 2, 3)
     call_good(tmp_path / "step-1")

@@ -108,10 +108,10 @@ class Saver:
     def load(self, state: dict[str, Any]) -> int | None:
         """Load a save into a state, in place, and return its step; None if there is none.
 
-        That is the checkpoint which COORDINATE_EVAL_RESUME_FROM names, else the newest save that
-        is whole. The state has the form that `save` is given: torch fills its tensors, and calls
-        `load_state_dict` of the objects in it that have one. Values that are no tensors are
-        replaced in the dicts of the state.
+        That is the checkpoint which COORDINATE_EVAL_RESUME_FROM names; none where the variable is
+        empty; without the variable, the newest save that is whole. The state has the form that
+        `save` is given: torch fills its tensors, and calls `load_state_dict` of the objects in it
+        that have one. Values that are no tensors are replaced in the dicts of the state.
 
         Raises:
             SaveError: what the variable names is no finished checkpoint, on all ranks.

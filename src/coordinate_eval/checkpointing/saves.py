@@ -73,14 +73,19 @@ def newest_whole(folder: Path) -> Save | None:
 
 
 def chosen(folder: Path) -> Save | None:
-    """Return the save to start from: that of `RESUME_FROM`, else the newest of the folder.
+    """Return the save to start from; None where training starts from nothing.
+
+    That is the save of `RESUME_FROM`. An empty value says to start from nothing, as where a guard
+    found fault with all saves. Without the variable, it is the newest of the folder.
 
     Raises:
         SaveError: `RESUME_FROM` names no finished checkpoint, or its name tells no step.
     """
     named = os.environ.get(RESUME_FROM)
-    if not named:
+    if named is None:
         return newest_whole(folder)
+    if not named:
+        return None
     path = Path(named)
     save = _read(path)
     if save is None:
@@ -166,9 +171,11 @@ class Folder:
         self.after, self.saved = self.last_number, -1
 
     def went_to(self, save: Save | None) -> None:
-        """Note the save that training goes on from."""
+        """Note the save that training goes on from; None if it begins from nothing."""
         self.saved = -1
-        if save is not None and save.number:
+        if save is None:
+            self.after = 0
+        elif save.number:
             self.after = save.number
 
     def begin(self, step: int) -> Path | None:

@@ -15,11 +15,12 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 def sparkline(values: Sequence[float | None], most: int = 60) -> str:
     """Return a curve of at most so many characters; a gap where nothing is known."""
-    bars, known = _bars(values, most)
-    return f"{bars}  {known[0]:.4f} → {known[-1]:.4f}" if known else ""
+    drawn, known = bars(values, most)
+    return f"{drawn}  {known[0]:.4f} → {known[-1]:.4f}" if known else ""
 
 
-def _bars(values: Sequence[float | None], most: int) -> tuple[str, list[float]]:
+def bars(values: Sequence[float | None], most: int) -> tuple[str, list[float]]:
+    """Return a curve of at most so many characters, and the values in it that are known."""
     step = max(1, -(-len(values) // most))
     kept = [values[min(place + step, len(values)) - 1] for place in range(0, len(values), step)]
     known = [each for each in kept if each is not None and math.isfinite(each)]
@@ -61,12 +62,12 @@ def curves_table(found: Series, columns: Sequence[Column]) -> Table:
         name = f"{column.name} ({len(column.datasets)})" if column.mean else column.name
         first = [escape(training)] * several
         values = [None if (v := column.value(row)) is None else v.value for row in rows]
-        bars = _bars(values, 20)[0]
+        drawn, _ = bars(values, 20)
         if curve is None:
-            table.add_row(*first, escape(name), "", "", "too few checkpoints", bars)
+            table.add_row(*first, escape(name), "", "", "too few checkpoints", drawn)
             continue
         jumps = "; ".join(curve.jumps)
-        table.add_row(*first, escape(name), curve.now, curve.goes, jumps, bars)
+        table.add_row(*first, escape(name), curve.now, curve.goes, jumps, drawn)
     return table
 
 

@@ -1,19 +1,35 @@
 """`coordinate-eval guard status`: a guarded training for people and programs."""
 
 import contextlib
-from typing import Any
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from coordinate_eval import _files
 from coordinate_eval._format import brief, plural, whole_duration
+from coordinate_eval.coordinator.cli.inquire.curves import bars
 from coordinate_eval.coordinator.cli.output import table_console, write_json
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.training.guarding.attempts import GuardDir, Guarded
 from coordinate_eval.coordinator.training.guarding.guard_job import alive, process_of
 from coordinate_eval.coordinator.training.guarding.shown import status
 from coordinate_eval.errors import ClusterError
+
+_WIDTH = 60
+"""Characters of a curve."""
+
+_MOST_CURVES = 8
+"""Attempts whose losses are drawn, the newest."""
+
+_MOST_BYTES = 32 << 20
+"""Read of the losses, the newest: 300,000 steps."""
 
 
 def show_guard(guard_dir: GuardDir, guarded: Guarded, now: float, *, as_json: bool) -> int:
@@ -25,7 +41,10 @@ def show_guard(guard_dir: GuardDir, guarded: Guarded, now: float, *, as_json: bo
     if as_json:
         write_json(found)
     else:
-        _print(found, table_console())
+        where = table_console()
+        _print(found, where)
+        for line in curves(guard_dir.points):
+            where.print(line, highlight=False, markup=False, no_wrap=True)
     return 0 if found["state"] == "complete" or (not over and guard != "none") else 1
 
 
@@ -85,3 +104,44 @@ def _incidents(incidents: list[dict[str, Any]]) -> Table:
         cells = (str(each["number"]), each["what"], brief(why), brief(said), then)
         shown.add_row(*map(escape, cells), f"{each['lost_steps']:,}")
     return shown
+
+
+class _Loss(NamedTuple):
+    attempt: int
+    step: int
+    loss: float
+
+
+def curves(points: Path) -> list[str]:
+    """Return the losses of each attempt over the same steps, a line each, as far as known."""
+    losses = list(_losses(points))
+    attempts = sorted({each.attempt for each in losses})[-_MOST_CURVES:]
+    drawn: dict[tuple[int, int], list[float]] = {}
+    shown = [each for each in losses if each.attempt in attempts]
+    if len(shown) < 2:
+        return []
+    first, last = min(each.step for each in shown), max(each.step for each in shown)
+    for each in shown:
+        column = (each.step - first) * _WIDTH // (last - first + 1)
+        drawn.setdefault((each.attempt, column), []).append(each.loss)
+    # The middle of each column: a loss that went wrong for good is seen, and no single outlier.
+    places = [(attempt, column) for attempt in attempts for column in range(_WIDTH)]
+    middles = [median(drawn[place]) if place in drawn else None for place in places]
+    flat = [math.log10(max(each, 1e-12)) if each is not None else None for each in middles]
+    text, _ = bars(flat, len(flat))
+    lines = [text[at : at + _WIDTH].rstrip() for at in range(0, len(text), _WIDTH)]
+    title = f"loss of steps {first:,} to {last:,}, logarithmic"
+    named = zip(attempts, lines, strict=True)
+    return [title, *(f"attempt {attempt:<3} {line}" for attempt, line in named)]
+
+
+def _losses(points: Path) -> Iterator[_Loss]:
+    """Yield the losses that the guard has noted and that are numbers, the newest at least."""
+    with contextlib.suppress(OSError), points.open("rb") as file:
+        file.seek(max(0, _files.size(points) - _MOST_BYTES))
+        for line in file.read(_MOST_BYTES).splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # the first may be cut
+                told = json.loads(line)
+                found = _Loss(int(told["attempt"]), int(told["step"]), float(told["loss"]))
+                if math.isfinite(found.loss):
+                    yield found

@@ -399,14 +399,20 @@ def leaves(tree: object, path: Path, kind: type[T]) -> dict[str, T]:
     Raises:
         UserError: There is none; says what was found instead.
     """
-    # Three times, because one may lie in another; no more often: a dict may contain itself.
-    for key in _STATE_KEYS * 3:
-        if isinstance(tree, dict) and isinstance(tree.get(key), dict):
-            tree = tree[key]
-    if isinstance(tree, dict):
-        found = dict(_leaves(tree, kind, 0)) or dict(_leaves(tree, kind, _MOST_DEPTH))
+    inside = tree
+    for _ in range(_MOST_DEPTH):
+        # Three times, because one may lie in another; no more often: a dict may contain itself.
+        for key in _STATE_KEYS * 3:
+            if isinstance(inside, dict) and isinstance(inside.get(key), dict):
+                inside = inside[key]
+        if not isinstance(inside, dict):
+            break
+        found = dict(_leaves(inside, kind, 0)) or dict(_leaves(inside, kind, _MOST_DEPTH))
         if found:
             return found
+        if len(inside) != 1:
+            break
+        (inside,) = inside.values()  # all is under one name, whatever that is
     some = [repr(key)[:60] for key in list(tree)[:8]] if isinstance(tree, dict) else []
     shown = f"a dict of {', '.join(some)}" if isinstance(tree, dict) else "it"
     raise UserError(f"{path} holds no state dict ({shown} has no tensors). {HOW_TO_SAVE}")
