@@ -32,7 +32,7 @@ _MARK = ".coordinate-eval-demo"
 _STEPS = 700
 _NODE_DIES_AT = 150
 _BAD_STEPS = (420, 423)
-_INCIDENTS = ["node failed", "rolled back"]
+_INCIDENTS = ["lost a node", "rolled back"]
 _POLICY = f"last_step = {_STEPS}\ntest_nodes = false\npause_seconds = 1\nsilent_seconds = 60\n"
 _PATIENCE_SECONDS = 600.0
 

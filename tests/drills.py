@@ -319,7 +319,8 @@ class Drill:
             )
         skip = attempts[-1]["skip"]
         went_back = "rolled back" in [each["what"] for each in attempts]
-        assert went_back == bool(skip) == ("diverge" in kinds), f"{skip!r} after {self.done}"
+        assert went_back == bool(skip), f"skipped {skip!r} after {self.done}"
+        assert not went_back or kinds & {"nan", "diverge"}, f"went back after {self.done}"
         assert set(self.bad) <= _steps(skip), f"skipped {skip!r} after {self.done}"
         expected = undisturbed(self.user.folder.parent / "undisturbed", skip)
         last = self.training.checkpoints / f"step-{STEPS}"

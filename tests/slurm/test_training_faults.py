@@ -27,8 +27,11 @@ def nodes() -> Iterator[DevCluster]:
 @pytest.mark.parametrize(
     ("faults", "causes"),
     [
-        ("rank@160 guard@200", ["Killed"]),
-        ("torn@160 full_disk@260", ["Killed", "OS Error"]),
+        (
+            "rank@120 guard@140 full_disk@160 diverge@200 nan@280",
+            ["Killed", "OS Error", "rolled back", "rolled back"],
+        ),
+        ("torn@160", ["Killed"]),
     ],
 )
 def test_a_training_comes_to_its_end_through_faults(

@@ -87,23 +87,37 @@ def _print(found: dict[str, Any], where: Console) -> None:
         lines.append(f"  [red]a notice has not arrived[/red] {escape(said)}")
     for line in lines:
         where.print(line, highlight=False, soft_wrap=True)
-    if incidents := [each for each in attempts if each["incident"]]:
-        where.print(_incidents(incidents))
+    if any(each["incident"] for each in attempts):
+        where.print(_incidents(attempts))
 
 
-def _incidents(incidents: list[dict[str, Any]]) -> Table:
+def _incidents(attempts: list[dict[str, Any]]) -> Table:
     shown = Table(title="incidents", title_justify="left")
     for column in ("attempt", "what", "cause", "nodes", "then"):
         shown.add_column(column)
     shown.add_column("steps lost", justify="right")
-    for each in incidents:
+    for each, following in zip(attempts, [*attempts[1:], None], strict=True):
+        if not each["incident"]:
+            continue
         cause, tested = each["cause"], each["tested"]
         why = f"{cause['reason']}: {cause['line']}" if cause else each["why"]
         said = tested["words"] if tested else each["nodes"]
-        then = f"attempt {each['number'] + 1}" if each["done"] else ""
+        then = _then(each, following) if following is not None else ""
         cells = (str(each["number"]), each["what"], brief(why), brief(said), then)
         shown.add_row(*map(escape, cells), f"{each['lost_steps']:,}")
     return shown
+
+
+def _then(ended: dict[str, Any], following: dict[str, Any]) -> str:
+    """Return how a training went on after an attempt."""
+    begun = Path(following["checkpoint"]).name or "the beginning"
+    words = [f"attempt {following['number']} from {begun}"]
+    if following["skip"] != ended["skip"]:
+        skipped = following["skip"].removeprefix(ended["skip"]).lstrip(",")
+        words.append(f"without the data of steps {skipped}")
+    if following["excluded"]:
+        words.append(f"without {', '.join(following['excluded'])}")
+    return ", ".join(words)
 
 
 class _Loss(NamedTuple):
