@@ -60,7 +60,7 @@ def test_a_maintenance_that_is_announced_meanwhile_cuts_every_job_that_is_submit
         run_dir,
         cluster,
         strict=False,
-        fit=lambda job: job,
+        has_room=lambda job: True,
         tell=print,
         note=print,
         clock=SetClock(),

@@ -21,7 +21,6 @@ from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, Submi
 from coordinate_eval.coordinator.supervisor.placing import other_runs, promises
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns, Overtaken
 from coordinate_eval.coordinator.supervisor.placing.promises import (
-    Left,
     NoRoom,
     Others,
     Promise,
@@ -94,7 +93,7 @@ def test_a_job_that_is_one_for_its_node_counts_as_it_was_submitted(tmp_path: Pat
     for state, free, left in ((State.PENDING, 5, 6), (State.RUNNING, 8, 6)):
         queue.tasks = tasks(job.name, state)
         (found,) = two.available(second)[0]
-        assert (found.free_gpus, two.left().gpus) == (free, left)
+        assert (found.free_gpus, two.gpus_left()) == (free, left)
         # One task of it asks for all trials and the keeper.
         assert found.cpus == 64 - (job.cpus if state is State.PENDING else 0)
 
@@ -103,40 +102,34 @@ def test_pinned_jobs_without_a_promise_count_too() -> None:
     waiting = tasks("ce-old-trial0-x.1a2b3c-trial2-n1", State.PENDING, State.PENDING, State.RUNNING)
     others = Others((), waiting)
     assert promises.beside([NODE], [], others)[0][0].free_gpus == 6
-    assert promises.left(LimitSettings(gpus=8, jobs=9), others) == Left(5, 6)
+    assert promises.gpus_left(8, others) == 5
 
 
-def test_limits_count_all_runs_and_no_supervisor() -> None:
+def test_the_limit_counts_all_runs() -> None:
     alive = [
         *tasks(TRIALS, State.RUNNING, State.PENDING),
         *tasks(KEEPER, State.RUNNING),
-        *tasks("ce-other.1-super3", State.RUNNING),
         *tasks("ce-third.2-score0", State.RUNNING),
     ]
     names = {promised().prefix: frozenset({KEEPER, TRIALS})}
-    limits = LimitSettings(gpus=16, jobs=10)
-    assert promises.left(limits, Others([promised(2, gpus=4)], alive, names)) == Left(8, 6)
-    assert promises.left(limits, Others([promised(2, gpus=4)])) == Left(8, 7)
-    assert promises.left(NO_LIMIT, Others([promised()], alive, names)) == Left()
+    assert promises.gpus_left(16, Others([promised(2, gpus=4)], alive, names)) == 8
+    assert promises.gpus_left(16, Others([promised(2, gpus=4)])) == 8
+    assert promises.gpus_left(None, Others([promised()], alive, names)) is None
 
 
-def test_a_run_takes_what_the_limits_leave() -> None:
+def test_a_run_takes_what_the_limit_leaves() -> None:
     chosen = [NodeCapacity(name=n, gpus=8, gpu_type="h200", trials=4) for n in ("n1", "n2")]
 
-    def kept(left: Left, gpus: int = 2) -> list[int]:
-        limits = LimitSettings(gpus=16, jobs=20)
-        return [node.trials for node in promises.within(chosen, gpus, left, limits)]
+    def kept(left: int | None, gpus: int = 2) -> list[int]:
+        return [node.trials for node in promises.within(chosen, gpus, left, 16)]
 
-    assert kept(Left()) == [4, 4]
-    assert kept(Left(gpus=13)) == [4, 2]
-    assert kept(Left(gpus=8)) == [4]
-    assert kept(Left(jobs=8)) == [4, 2]
-    assert kept(Left(jobs=6)) == [4]
-    for left, words in ((Left(gpus=1), "limits.gpus = 16"), (Left(jobs=1), "limits.jobs = 20")):
-        with pytest.raises(NoRoom, match=words):
-            kept(left)
+    assert kept(None) == [4, 4]
+    assert kept(13) == [4, 2]
+    assert kept(8) == [4]
+    with pytest.raises(NoRoom, match=r"limits\.gpus = 16"):
+        kept(1)
     with pytest.raises(UserError, match="needs 32 GPUs"):
-        kept(Left(), 32)
+        kept(16, 32)
 
 
 class Queue(FakeCluster):
@@ -280,7 +273,7 @@ def test_a_run_with_jobs_counts_however_long_ago_it_looked(tmp_path: Path) -> No
     cluster.tasks = tasks(jobs.node_names(jobs.prefix(first), 0, "n1")[1], State.RUNNING)
     for _ in range(2):
         two.available(second)
-        assert two.left().gpus == 8
+        assert two.gpus_left() == 8
 
 
 @pytest.mark.parametrize("living", [True, False])
@@ -296,35 +289,16 @@ def test_a_run_whose_folder_cannot_be_read_holds_nobody_up(tmp_path: Path, livin
     assert two.available(second)[0] == ([] if living else [NODE])
 
 
-def test_arrays_shrink_to_the_limit_of_jobs(tmp_path: Path) -> None:
-    run, one = supervised(tmp_path, "one", 1, jobs=6)
-    _, two = supervised(tmp_path, "two", 2, jobs=6)
-    one.available(run)
-    begun = Round(
-        number=0, created=0, minutes=1, nodes=[RoundNode(name="n1", gpu_type="h200", trials=2)]
-    )
-    one.take(run, 0, begun.nodes)
-    job = jobs.supervisor_job(run, RunDir(tmp_path), 1, time.time()).model_copy(update={"count": 8})
-    fitting = two.fit(job)
-    assert fitting is not None
-    assert fitting.count == 3
-    _files.write_record(RunDir(tmp_path / "one").round(0), begun)
-    one.available(run)
-    one.take(run, 1, [RoundNode(name="n2", gpu_type="h200", trials=2)])
-    assert two.fit(job) is None
-    assert "limits.jobs = 6" in _why_waiting(RunDir(tmp_path / "two"))
-
-
 def test_a_judge_waits_for_the_limit_of_gpus(tmp_path: Path) -> None:
     run, one = supervised(tmp_path, "one", 1, gpus=3)
     _, two = supervised(tmp_path, "two", 2, gpus=3)
     one.available(run)
     one.take(run, 0, [RoundNode(name="n1", gpu_type="h200", trials=2)])
     job = jobs.supervisor_job(run, RunDir(tmp_path), 1, time.time()).model_copy(update={"gpus": 1})
-    assert two.fit(job) == job
-    assert two.fit(job.model_copy(update={"gpus": 2})) is None
+    assert two.has_room(job)
+    assert not two.has_room(job.model_copy(update={"gpus": 2}))
     assert "limits.gpus = 3" in _why_waiting(RunDir(tmp_path / "two"))
-    assert two.fit(job) == job
+    assert two.has_room(job)
     assert not RunDir(tmp_path / "two").waiting.exists()
 
 

@@ -146,18 +146,6 @@ def test_a_node_that_another_user_has_alone_is_busy(owner: str, name: str) -> No
     assert why(shown(Owner=owner, State="IDLE+DRAIN")) == "drained"
 
 
-def test_powered_down_nodes_come_last_where_they_may_be_woken() -> None:
-    asleep = [
-        shown("n0", State="IDLE+CLOUD+POWERED_DOWN"),
-        shown("n1", State="IDLE+POWERING_UP"),
-    ]
-    wanted = Wanted(partitions=frozenset({"low"}), wake=True)
-    nodes, busy = read_nodes([*asleep, shown("n2")], wanted)
-    assert [node.name for node in nodes] == ["n2", "n0", "n1"]
-    assert not busy
-    assert why(shown(State="IDLE+POWERED_DOWN+DRAIN"), wanted) == "drained"
-
-
 def test_a_node_without_known_memory_needs_jobs_that_ask_for_none() -> None:
     entry = shown(RealMemory=1)
     assert "[slurm] memory = false" in why(entry)
@@ -234,8 +222,8 @@ def test_cores_for_the_system_are_not_free(fields: str, cpus: int) -> None:
         ("IDLE+MAINT", "", "in maintenance"),
         ("MIXED+COMPLETING", "", "a job on it is ending"),
         ("IDLE+FAIL", "", "failed"),
-        ("IDLE+POWERED_DOWN", "", "powered down; [slurm] wake_nodes uses such nodes"),
-        ("IDLE+POWERING_UP", "", "powering up; [slurm] wake_nodes uses such nodes"),
+        ("IDLE+POWERED_DOWN", "", "powered down; --queue has Slurm start it"),
+        ("IDLE+POWERING_UP", "", "powering up; --queue has Slurm start it"),
         ("IDLE+REBOOT_REQUESTED", "", "to be rebooted"),
         ("UNKNOWN", "", "unknown"),
     ],

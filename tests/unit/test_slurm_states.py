@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.slurm_nodes import node
@@ -13,7 +12,7 @@ from coordinate_eval.slurm.answers.states import STATES, Takes, hindrance, read_
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs" / "operations.md"
 
-FREE, ASLEEP, SOON, GONE = Takes.FREE, Takes.ASLEEP, Takes.SOON, Takes.GONE
+FREE, SOON, GONE = Takes.FREE, Takes.SOON, Takes.GONE
 
 # What scontrol and sinfo print, when the node takes jobs, and what is said of it until then.
 PRINTED = [
@@ -31,22 +30,22 @@ PRINTED = [
     ("IDLE+UNDRAIN", FREE, ""),
     ("IDLE+RESUME", FREE, ""),
     ("IDLE+REBOOT_CANCELED", FREE, ""),
-    ("IDLE+CLOUD+POWERED_DOWN", ASLEEP, "powered down; [slurm] wake_nodes uses such nodes"),
-    ("IDLE+CLOUD+POWER", ASLEEP, "powered down; [slurm] wake_nodes uses such nodes"),  # 20.11
-    ("IDLE~", ASLEEP, "powered down; [slurm] wake_nodes uses such nodes"),
-    ("idle~", ASLEEP, "powered down; [slurm] wake_nodes uses such nodes"),
-    ("IDLE~+CLOUD", ASLEEP, "powered down; [slurm] wake_nodes uses such nodes"),
-    ("IDLE+CLOUD+NOT_RESPONDING+POWERING_UP", ASLEEP,
-     "powering up; [slurm] wake_nodes uses such nodes"),
-    ("MIXED+CLOUD+NOT_RESPONDING+POWERING_UP", ASLEEP,
-     "powering up; [slurm] wake_nodes uses such nodes"),
-    ("IDLE+CLOUD+POWER_UP+POWERED_DOWN", ASLEEP,
-     "powered down; [slurm] wake_nodes uses such nodes"),
-    ("IDLE#", ASLEEP, "powering up; [slurm] wake_nodes uses such nodes"),
-    ("alloc#", ASLEEP, "powering up; [slurm] wake_nodes uses such nodes"),
+    ("IDLE+CLOUD+POWERED_DOWN", SOON, "powered down; --queue has Slurm start it"),
+    ("IDLE+CLOUD+POWER", SOON, "powered down; --queue has Slurm start it"),  # 20.11
+    ("IDLE~", SOON, "powered down; --queue has Slurm start it"),
+    ("idle~", SOON, "powered down; --queue has Slurm start it"),
+    ("IDLE~+CLOUD", SOON, "powered down; --queue has Slurm start it"),
+    ("IDLE+CLOUD+NOT_RESPONDING+POWERING_UP", SOON,
+     "powering up; --queue has Slurm start it"),
+    ("MIXED+CLOUD+NOT_RESPONDING+POWERING_UP", SOON,
+     "powering up; --queue has Slurm start it"),
+    ("IDLE+CLOUD+POWER_UP+POWERED_DOWN", SOON,
+     "powered down; --queue has Slurm start it"),
+    ("IDLE#", SOON, "powering up; --queue has Slurm start it"),
+    ("alloc#", SOON, "powering up; --queue has Slurm start it"),
     # After power_down_force, see aws/aws-parallelcluster-node#402.
-    ("IDLE+CLOUD+POWER_DOWN+POWERED_DOWN", ASLEEP,
-     "powered down; [slurm] wake_nodes uses such nodes"),
+    ("IDLE+CLOUD+POWER_DOWN+POWERED_DOWN", SOON,
+     "powered down; --queue has Slurm start it"),
     ("IDLE+CLOUD+POWERING_DOWN", SOON, "powering down"),
     ("IDLE+CLOUD+NOT_RESPONDING+POWERING_DOWN", SOON, "powering down"),
     ("idle%", SOON, "powering down"),
@@ -59,7 +58,7 @@ PRINTED = [
     ("MIXED+PLANNED", SOON, "promised to a waiting job"),
     ("MIXED-", SOON, "promised to a waiting job"),
     ("PLND", SOON, "promised to a waiting job"),
-    ("IDLE+CLOUD+PLANNED+POWERED_DOWN", SOON, "powered down; [slurm] wake_nodes uses such nodes"),
+    ("IDLE+CLOUD+PLANNED+POWERED_DOWN", SOON, "powered down; --queue has Slurm start it"),
     ("IDLE+COMPLETING", SOON, "a job on it is ending"),
     ("MIXED+COMPLETING", SOON, "a job on it is ending"),
     ("ALLOCATED+", SOON, "a job on it is ending"),
@@ -118,14 +117,13 @@ PRINTED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("wake", [False, True])
-def test_when_a_node_takes_jobs(wake: bool) -> None:
-    wanted = Wanted(partitions=frozenset({"low"}), wake=wake)
+def test_when_a_node_takes_jobs() -> None:
+    wanted = Wanted(partitions=frozenset({"low"}))
     for text, takes, words in PRINTED:
         free, busy = read_nodes([node(State=text)], wanted)
-        assert bool(free) is (takes is FREE or (wake and takes is ASLEEP)), text
+        assert bool(free) is (takes is FREE), text
         assert [each.away for each in busy] == ([] if free else [takes is GONE]), text
-        if busy and not wake:
+        if busy:
             assert busy[0].why == words
 
 
@@ -140,7 +138,7 @@ def test_in_its_own_reservation_only_that_is_ignored() -> None:
         ("IDLE+MAINTENANCE", None),
         ("IDLE$+DRAIN", "DRAIN"),
     ):
-        found = hindrance(read_states([words]), wake=False, reserved=True)
+        found = hindrance(read_states([words]), reserved=True)
         assert (found and found.name) == kept
 
 

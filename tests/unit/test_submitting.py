@@ -68,7 +68,7 @@ class Desk:
             self.dir,
             self.cluster,
             strict=strict,
-            fit=lambda job: job,
+            has_room=lambda job: True,
             tell=self.said.append,
             note=self.said.append,
             clock=SetClock(),

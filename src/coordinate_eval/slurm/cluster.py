@@ -156,7 +156,6 @@ class SlurmCluster:
             gpu_type=self._settings.gpu_type,
             gpu_memory_gib=self._gpu_memory_gib,
             memory=bool(self._settings.memory),
-            wake=self._settings.wake_nodes,
             excluded=places.excluded,
             reserved=places.hosts(reservation.nodes) if reservation is not None else None,
             jobs_memory=places.memory_limits(self._settings.partition),

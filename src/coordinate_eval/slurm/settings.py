@@ -56,10 +56,6 @@ class SlurmSettings(Record):
         "where the site refuses --mem; false, not at all, where Slurm does not know the nodes' "
         "RealMemory",
     )
-    wake_nodes: bool = Field(
-        default=False,
-        description="count nodes that Slurm has powered down as free, such as those of a cloud",
-    )
     supervisor: Literal["job", "login"] = Field(
         default="job",
         description="where supervisors of runs work: job, in a job of one core; login, in a "

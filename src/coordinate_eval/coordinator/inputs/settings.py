@@ -194,16 +194,10 @@ class HarnessSettings(_Section):
 
 
 class LimitSettings(_Section):
-    """The limits of all runs of a user together, in addition to the scheduler's."""
+    """The limit of all runs of a user together, in addition to the scheduler's."""
 
     gpus: int | None = Field(
         default=None, ge=1, description="GPUs of all runs of this user together, at most"
-    )
-    jobs: int | None = Field(
-        default=None,
-        ge=2,
-        description="jobs of all runs of this user, waiting or running, at most; each task of an "
-        "array is one, and supervisors do not count",
     )
 
 

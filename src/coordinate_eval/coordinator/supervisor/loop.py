@@ -116,7 +116,7 @@ class Supervisor:
             run_dir,
             cluster,
             strict=strict,
-            fit=self._others.fit,
+            has_room=self._others.has_room,
             tell=tell,
             note=note,
             clock=clock,

@@ -102,7 +102,7 @@ class Submitter:
     """Submits jobs, and remembers what the scheduler refuses.
 
     Args:
-        fit: returns as much of an array of pullers as the limits of the settings leave room for.
+        has_room: returns whether the user's limit leaves room for a job of pullers with GPUs.
         strict: raise `SubmitRefused` if the scheduler refuses the run's first job.
     """
 
@@ -112,7 +112,7 @@ class Submitter:
         cluster: Cluster,
         *,
         strict: bool,
-        fit: Callable[[Job], Job | None],
+        has_room: Callable[[Job], bool],
         tell: Callable[[str], None],
         note: Callable[[str], None],
         clock: Clock,
@@ -121,7 +121,7 @@ class Submitter:
         self._clock = clock
         self._cluster = cluster
         self._strict = strict
-        self._fit = fit
+        self._has_room = has_room
         self._tell = tell
         self._note = note
         self._refused: dict[str, Refusal] = {}
@@ -150,10 +150,9 @@ class Submitter:
         if action.beside and not self._is_accepted(action.beside):
             return None
         kind = kind_of(run, job.name)
-        fitting = self._fit(job) if kind is not None else job
-        if fitting is None:
+        if kind is not None and not self._has_room(job):
             return None
-        job = fitting if fitting.node or not fitting.gpus else self._away_from_avoided(run, fitting)
+        job = job if job.node or not job.gpus else self._away_from_avoided(run, job)
         try:
             job, job_id = self._submit_as_allowed(job, facts.tasks)
         except SubmitRefused as error:

@@ -112,10 +112,10 @@ class Wanted:
     """The wanted nodes: those of `partitions` with the features of `constraint`.
 
     `whole` means that the partition allocates whole nodes, so that a node is busy if one core is.
-    Without `memory` jobs ask for none, and with `wake` a powered-down node is free. Nodes in
-    `excluded` take no job, nor do those outside of `reserved`, the nodes of a reservation. GPUs
-    without a type are of `gpu_type`; those whose type does not tell it have `gpu_memory_gib`. Jobs
-    of the partition have the limits `jobs_memory`, and all together `most_cpus` of a node.
+    Without `memory` jobs ask for none. Nodes in `excluded` take no job, nor do those outside of
+    `reserved`, the nodes of a reservation. GPUs without a type are of `gpu_type`; those whose type
+    does not tell it have `gpu_memory_gib`. Jobs of the partition have the limits `jobs_memory`, and
+    all together `most_cpus` of a node.
     """
 
     partitions: frozenset[str]
@@ -124,7 +124,6 @@ class Wanted:
     gpu_type: str = ""
     gpu_memory_gib: float = 0.0
     memory: bool = True
-    wake: bool = False
     excluded: frozenset[str] = frozenset()
     reserved: frozenset[str] | None = None
     jobs_memory: MemoryLimits = field(default_factory=MemoryLimits)
@@ -170,14 +169,12 @@ def read_fields(text: str) -> list[Fields]:
 def read_nodes(answer: Sequence[Fields], wanted: Wanted) -> tuple[list[Node], list[Busy]]:
     """Return the nodes on which a trial can start, and all others with GPUs with the reason.
 
-    A node is listed once for each GPU type of which it has free GPUs; those that Slurm has to power
-    up come last.
+    A node is listed once for each GPU type that it has free GPUs of.
 
     Raises:
         ClusterError: the answer has another form than Slurm's.
     """
     nodes: list[Node] = []
-    asleep: list[Node] = []
     busy: list[Busy] = []
     with _known_form(answer):
         for fields in answer:
@@ -201,8 +198,7 @@ def read_nodes(answer: Sequence[Fields], wanted: Wanted) -> tuple[list[Node], li
             states = read_states([fields["State"]])
             why = excluded or _hindrance(fields, states, wanted)
             usable = [] if why else [node for node in all_types if not _exhausted(node)]
-            sleeps = any(state.takes is Takes.ASLEEP for state in states)
-            (asleep if sleeps else nodes).extend(usable)
+            nodes.extend(usable)
             if not usable:
                 most = max(all_types, key=lambda node: (node.free_gpus, node.gpus))
                 used_up = _exhausted(most)
@@ -212,7 +208,7 @@ def read_nodes(answer: Sequence[Fields], wanted: Wanted) -> tuple[list[Node], li
                 known = most.model_dump(include={"name", "gpus", "gpu_type", "gpu_memory_gib"})
                 away = any(state.takes is Takes.GONE for state in states)
                 busy.append(Busy(why=why, excluded=bool(excluded), away=away, **known))
-    return [*nodes, *asleep], busy
+    return nodes, busy
 
 
 def read_places(answer: Sequence[Fields]) -> dict[str, frozenset[str]]:
@@ -297,7 +293,7 @@ def _exclusion(fields: Fields, wanted: Wanted) -> str:
 
 def _hindrance(fields: Fields, states: Sequence[NodeState], wanted: Wanted) -> str:
     """Return the reason for which this node takes no job of ours now, or '' if it does."""
-    worst = hindrance(states, wake=wanted.wake, reserved=wanted.reserved is not None)
+    worst = hindrance(states, reserved=wanted.reserved is not None)
     if worst is not None:
         reason = fields.get("Reason", "") if worst.reason else ""
         return f"{worst.words}: {reason}" if reason else worst.words

@@ -14,8 +14,6 @@ class Takes(StrEnum):
     """The readiness of a node to take jobs."""
 
     FREE = "now"
-    ASLEEP = "with `[slurm] wake_nodes`"
-    """Slurm powers it up for a job."""
     SOON = "later, by itself"
     GONE = "when somebody has mended it"
 
@@ -56,9 +54,9 @@ STATES = (
     NodeState("POWER_DOWN", Takes.SOON, "to be powered down",
               ("POW_DN", "POWER_DRAIN", "POWER_DOWN_ASAP", "POWER_DOWN_FORCE"), ("DRAIN",)),
     NodeState("POWERING_DOWN", Takes.SOON, "powering down", ("POWRING_DN",), ("NOT_RESPONDING",)),
-    NodeState("POWERED_DOWN", Takes.ASLEEP, "powered down; [slurm] wake_nodes uses such nodes",
+    NodeState("POWERED_DOWN", Takes.SOON, "powered down; --queue has Slurm start it",
               ("POWER", "POWERED_DN"), ("POWER_DOWN",)),
-    NodeState("POWERING_UP", Takes.ASLEEP, "powering up; [slurm] wake_nodes uses such nodes",
+    NodeState("POWERING_UP", Takes.SOON, "powering up; --queue has Slurm start it",
               ("POWER_UP", "POW_UP"), ("NOT_RESPONDING",)),
     NodeState("BLOCKED", Takes.SOON, "kept for the job that has its part of the network alone",
               ("BLOCK",), reason=False),
@@ -109,15 +107,13 @@ def read_states(words: Iterable[str]) -> list[NodeState]:
     return sorted(left, key=lambda state: (_ORDER.get(state, len(STATES)), state.name))
 
 
-def hindrance(states: Iterable[NodeState], *, wake: bool, reserved: bool) -> NodeState | None:
+def hindrance(states: Iterable[NodeState], *, reserved: bool) -> NodeState | None:
     """Return the worst state that keeps jobs away; None if there is none.
 
-    With `wake` Slurm may power the node up, and with `reserved` jobs are of the reservation that it
-    is in.
+    With `reserved`, jobs are of the reservation that the node is in.
     """
-    ignored = {Takes.FREE, Takes.ASLEEP} if wake else {Takes.FREE}
     for state in states:
-        if state.takes not in ignored and not (reserved and state.name in _OF_RESERVATION):
+        if state.takes is not Takes.FREE and not (reserved and state.name in _OF_RESERVATION):
             return state
     return None
 

@@ -91,9 +91,9 @@ class OtherRuns:
         mine = self._run.created, self._prefix
         return sum(each.waiting and each.age < mine for each in self._seen.promises)
 
-    def left(self) -> promises.Left:
-        """Return what the limits leave beside the runs that were there at the last look."""
-        return promises.left(self._run.settings.limits, self._seen)
+    def gpus_left(self) -> int | None:
+        """Return the GPUs that the limit leaves beside the runs of the last look; None for any."""
+        return promises.gpus_left(self._run.settings.limits.gpus, self._seen)
 
     def within(self, chosen: Sequence[NodeCapacity], gpus_per_trial: int) -> list[NodeCapacity]:
         """Return as many of the chosen nodes and of their trials as the limits leave room for.
@@ -104,8 +104,8 @@ class OtherRuns:
         """
         if self._alone:
             return list(chosen)
-        limits = self._run.settings.limits
-        return promises.within(chosen, gpus_per_trial, self.left(), limits)
+        most = self._run.settings.limits.gpus
+        return promises.within(chosen, gpus_per_trial, self.gpus_left(), most)
 
     def take(self, run: Run, number: int, nodes: Sequence[RoundNode]) -> None:
         """Tell the other runs which nodes this one asks for in a round.
@@ -143,27 +143,22 @@ class OtherRuns:
         if not self._alone and not self._standing:
             self._tell(self._mine(waiting=True))
 
-    def fit(self, job: Job) -> Job | None:
-        """Return an array with as many of its tasks as the limits leave now; None for none.
+    def has_room(self, job: Job) -> bool:
+        """Return whether the limit on GPUs leaves room for the job of a judge; if not, note it.
 
         Nodes that were chosen need no such look: `within` has counted their jobs.
         """
-        limits = self._run.settings.limits
-        if self._alone or (limits.jobs is None and not (job.gpus and limits.gpus)):
-            return job
+        most, beginning = self._run.settings.limits.gpus, "your runs have limits."
+        if self._alone or most is None or not job.gpus:
+            return True
         self._seen = self._look()
-        left, beginning = self.left(), "your runs have limits."
-        count = job.count if left.jobs is None else min(job.count, left.jobs)
-        why = f"{beginning}jobs = {limits.jobs} jobs in the queue"
-        if left.gpus is not None and job.gpus > left.gpus:
-            count, why = 0, f"{beginning}gpus = {limits.gpus} GPUs"
-        if not count:
-            self._note(why)
-            return None
+        if job.gpus > (self.gpus_left() or 0):
+            self._note(f"{beginning}gpus = {most} GPUs")
+            return False
         known = _files.read_record_if_there(self._dir.waiting, Waiting)
         if known is not None and known.why.startswith(beginning):
             self._dir.waiting.unlink(missing_ok=True)
-        return job.model_copy(update={"count": count})
+        return True
 
     def leave(self) -> None:
         """Keep no promise: the run has ended."""

@@ -4,7 +4,6 @@ A run that has chosen nodes asks for them a little later, and its jobs may wait 
 The scheduler counts none of that. So each run keeps a `Promise`, and the others leave that room.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from typing import NamedTuple
 from pydantic import Field
 
 from coordinate_eval.clusters.protocol import Busy, Job, Node, State, TaskStatus
-from coordinate_eval.coordinator.inputs.settings import LimitSettings
 from coordinate_eval.coordinator.planning.plan import NodeCapacity
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
@@ -22,10 +20,6 @@ from coordinate_eval.errors import UserError
 from coordinate_eval.records import Record
 
 _PINNED = re.compile(rf"{jobs.PREFIX}.+-trial\d+-(.+)", re.DOTALL)
-
-
-LEAST_JOBS = 2
-"""A keeper and a trial."""
 
 
 class NoRoom(Exception):
@@ -83,18 +77,6 @@ class Others:
         return promise.gpus * (node.trials if promise.exclusive else 1)
 
 
-class Left(NamedTuple):
-    """Room that the limits leave a run; None is no limit."""
-
-    gpus: int | None = None
-    jobs: int | None = None
-
-    @property
-    def nothing(self) -> bool:
-        """Return whether not even one trial and its keeper can be asked for."""
-        return self.gpus == 0 or (self.jobs is not None and self.jobs < LEAST_JOBS)
-
-
 class _Held(NamedTuple):
     """A run's promised part of a node, which the scheduler does not count as used yet."""
 
@@ -104,8 +86,6 @@ class _Held(NamedTuple):
     asked: tuple[tuple[int, float], ...] = ()
     """Cores and GiB that each of its jobs asks for."""
     exclusive: bool = False
-    unsubmitted: int = 0
-    """Jobs of it that are not in the queue yet; each task of an array is one."""
 
 
 def make_promise(
@@ -156,19 +136,18 @@ def beside(
     return free, taken
 
 
-def left(limits: LimitSettings, others: Others) -> Left:
-    """Return what the limits leave beside all that the runs hold."""
-    held = _held(others)
+def gpus_left(most: int | None, others: Others) -> int | None:
+    """Return how many GPUs the limit leaves beside all that the runs hold; None for any number."""
+    if most is None:
+        return None
     of_task = {
         name: others.gpus_of_task(promise, node, name) * promise.nodes_per_trial
         for promise in others.promises
         for node in promise.nodes
         for name in jobs.node_names(promise.prefix, node.round, node.name)[1:]
     }
-    gpus = sum(each.gpus for each in held)
-    queued = sum(each.unsubmitted for each in held)
+    gpus = sum(each.gpus for each in _held(others))
     for task in others.tasks:
-        queued += jobs.supervised_run(task.name) is None
         if task.state is State.RUNNING:
             unknown = int(_PINNED.fullmatch(task.name) is not None)
             gpus += of_task.get(task.name, unknown)
@@ -177,43 +156,38 @@ def left(limits: LimitSettings, others: Others) -> Left:
                 for each in others.promises
                 if task.name.startswith(f"{each.prefix}{Pullers.JUDGE}")
             )
-    return Left(
-        None if limits.gpus is None else max(0, limits.gpus - gpus),
-        None if limits.jobs is None else max(0, limits.jobs - queued),
-    )
+    return max(0, most - gpus)
 
 
 def within(
-    chosen: Sequence[NodeCapacity], gpus_per_trial: int, left: Left, limits: LimitSettings
+    chosen: Sequence[NodeCapacity], gpus_per_trial: int, left: int | None, most: int | None
 ) -> list[NodeCapacity]:
-    """Return as many of the chosen nodes and of their trials as the limits leave room for.
+    """Return as many of the chosen nodes and trials as the limit on GPUs leaves room for.
+
+    Args:
+        left: GPUs that the limit leaves this run.
+        most: the limit.
 
     Raises:
-        NoRoom: the limits leave no room now.
-        UserError: the limits leave no room even to a run that is alone.
+        NoRoom: the limit leaves no room now.
+        UserError: the limit leaves no room even to a run that is alone.
     """
-    if limits.gpus is not None and limits.gpus < gpus_per_trial:
+    if left is None or not gpus_per_trial:
+        return list(chosen)
+    if most is not None and most < gpus_per_trial:
         raise UserError(
-            f"limits.gpus is {limits.gpus}, and one trial of this model needs {gpus_per_trial} "
-            "GPUs: set it higher"
+            f"limits.gpus is {most}, and one trial of this model needs {gpus_per_trial} GPUs: set "
+            "it higher"
         )
-    most = math.inf
-    if left.gpus is not None and gpus_per_trial:
-        most = left.gpus // gpus_per_trial
-    tasks = math.inf if left.jobs is None else left.jobs
+    trials = left // gpus_per_trial
     kept = []
     for node in chosen:
-        keepers = 1 + len(node.others)
-        trials = int(min(node.trials, most, tasks - keepers))
         if trials < 1:
             break
-        kept.append(node.model_copy(update={"trials": trials}))
-        most, tasks = most - trials, tasks - trials - keepers
+        kept.append(node.model_copy(update={"trials": min(node.trials, trials)}))
+        trials -= kept[-1].trials
     if not kept:
-        raise NoRoom(
-            "your other runs use all of "
-            + (f"limits.gpus = {limits.gpus}" if most < 1 else f"limits.jobs = {limits.jobs}")
-        )
+        raise NoRoom(f"your other runs use all of limits.gpus = {most}")
     return kept
 
 
@@ -258,7 +232,6 @@ def _held(others: Others) -> list[_Held]:
                 one = (job.cpus, job.memory_mib / 1024)
             keeps = (ahead and no_keeper) or State.PENDING in alive.get(keeper, [])
             for name in node.names if count or keeps else ():
-                first = name == node.name
                 found.append(
                     _Held(
                         promise.run,
@@ -269,7 +242,6 @@ def _held(others: Others) -> list[_Held]:
                             *[(node.keeper_cpus, promise.keeper_gib)] * keeps,
                         ),
                         exclusive=promise.exclusive,
-                        unsubmitted=(count if ahead and first else 0) + (ahead and no_keeper),
                     )
                 )
     for name in alive.keys() - known:
