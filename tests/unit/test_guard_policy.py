@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.training.guarding.attempts import What
 from coordinate_eval.coordinator.training.guarding.guard_job import name_of, prepare
 from coordinate_eval.coordinator.training.guarding.healthy import claim, unclaim
 from coordinate_eval.coordinator.training.guarding.policy import Policy, read_policy
+from coordinate_eval.coordinator.training.guarding.why import what_of
 from coordinate_eval.errors import UserError
 from coordinate_eval.slurm.batch import BatchScripts, kept_environment, read_script
 from coordinate_eval.slurm.client import SlurmClient
@@ -106,6 +109,30 @@ def test_a_log_whose_path_has_a_newline_is_found() -> None:
     described = BatchScripts(0, Client()).describe("7")  # type: ignore[arg-type]
     assert described is not None
     assert (described.state, described.logs) == ("RUNNING", ("/logs of\nmine/7.log",))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("PreemptTime=None RunTime=00:10:00 TimeLimit=1-00:00:00", None),
+        ("PreemptTime=None RunTime=00:10:00 TimeLimit=UNLIMITED", None),
+        ("PreemptTime=2026-01-01T10:00:00 RunTime=00:10:00 TimeLimit=1-00:00:00", End.PREEMPTED),
+        ("PreemptTime=None RunTime=23:57:00 TimeLimit=1-00:00:00", End.TIME_LIMIT),
+    ],
+)
+def test_a_training_that_ends_well_at_the_schedulers_word_did_not_end_early(
+    text: str, told: End | None
+) -> None:
+    class Client:
+        def run(self, *args: str) -> str:
+            return f"JobId=7 JobName=train\n   JobState=COMPLETED Reason=None\n   {text}\n"
+
+    described = BatchScripts(0, Client()).describe("7")  # type: ignore[arg-type]
+    assert described is not None
+    assert (described.end, described.told) == (End.COMPLETED, told)
+    what = {None: What.ENDED_EARLY, End.PREEMPTED: What.PREEMPTED, End.TIME_LIMIT: What.TIME_LIMIT}
+    assert what_of(End.COMPLETED, None, finished=False, told=told) is what[told]
+    assert what_of(End.COMPLETED, None, finished=True, told=told) is What.FINISHED
 
 
 def test_what_is_no_script_is_refused(tmp_path: Path) -> None:

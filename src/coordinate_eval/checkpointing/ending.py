@@ -11,6 +11,9 @@ from typing import Any, Final
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
 """What Slurm sends before a preemption or, with `--signal`, a time limit."""
 
+_ONE_WORD_SECONDS: Final = 10.0
+"""Time in which signals are one word: at a time limit, Slurm's daemon and srun send one each."""
+
 _LEAST_SECONDS: Final = 60.0
 """Time that is left at least for the last save, and the end of the program."""
 
@@ -21,6 +24,7 @@ class Ending:
     def __init__(self) -> None:
         """Catch the signals, if this is the main thread: no other one can."""
         self._told = False
+        self._told_at = 0.0
         self._process = os.getpid()
         self._before: dict[int, Any] = {}
         self._longest_step, self._last_look = 0.0, 0.0
@@ -52,11 +56,13 @@ class Ending:
 
     def _note(self, number: int, frame: object) -> None:
         before = self._before.get(number)
-        if os.getpid() != self._process or (self._told and number == signal.SIGTERM):
-            # A forked child is not the training, and who asks twice does not want to wait.
+        again = self._told and time.monotonic() - self._told_at > _ONE_WORD_SECONDS
+        if os.getpid() != self._process or (again and number == signal.SIGTERM):
+            # A forked child is not the training, and who asks again does not want to wait.
             signal.signal(number, before if before is not None else signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        self._told = True
+        if not self._told:
+            self._told, self._told_at = True, time.monotonic()
         if callable(before):
             before(number, frame)

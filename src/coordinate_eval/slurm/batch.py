@@ -117,6 +117,10 @@ class BatchJob:
         return self.state is State.PENDING and self.reason == "JobHeldUser"
 
 
+_NEAR_LIMIT = 0.9
+"""Share of its time limit after which a job that ends by itself may have saved before it."""
+
+
 @dataclass(frozen=True)
 class Described:
     """A job as Slurm describes it, for as long as it remembers it."""
@@ -129,6 +133,8 @@ class Described:
     nodes: str = ""
     partition: str = ""
     logs: tuple[str, ...] = ()
+    told: End | None = None
+    """Why Slurm wanted it to end: a training that saves at that word ends by itself, and well."""
     forgotten: bool = False
     """Only the accounting remembers it: the controller says that there is no such job."""
 
@@ -241,6 +247,7 @@ class BatchScripts:
             nodes=_field(text, "NodeList"),
             partition=_field(text, "Partition"),
             logs=tuple(dict.fromkeys(_expanded(log, text) for log in logs if log)),
+            told=_told(text),
         )
 
     def node_names(self) -> set[str]:
@@ -324,6 +331,23 @@ def _export(own: str, variables: Mapping[str, str]) -> str:
         return "ALL"
     listed = [] if own.upper() in ("NONE", "NIL") else [own]
     return ",".join([*listed, *variables])
+
+
+def _told(text: str) -> End | None:
+    """Return why Slurm wanted a job to end, by `scontrol show job`; None where it did not."""
+    if _field(text, "PreemptTime") not in ("", "None", "Unknown", "N/A"):
+        return End.PREEMPTED
+    ran, limit = (_seconds(_field(text, name)) for name in ("RunTime", "TimeLimit"))
+    return End.TIME_LIMIT if ran is not None and limit and ran >= _NEAR_LIMIT * limit else None
+
+
+def _seconds(text: str) -> int | None:
+    """Return the seconds of `[days-]hours:minutes:seconds`; None of anything else."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(each or 0) for each in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _field(text: str, name: str) -> str:

@@ -81,7 +81,9 @@ class Endings:
         )
         reached = max((s for s in (vitals.last_step, saved) if s is not None), default=None)
         before = self._furthest()
-        what = why.what_of(end, cancelled, finished=self._is_finished(reached, cancelled))
+        told = described.told if described is not None else None
+        finished = self._is_finished(reached, cancelled)
+        what = why.what_of(end, cancelled, finished=finished, told=told)
         if what is What.HUNG and self._is_saved(saved):
             what = What.FINISHED  # all is saved, and only its processes did not end
         cause = cancelled.cause if cancelled is not None else None

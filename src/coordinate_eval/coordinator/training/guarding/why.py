@@ -36,20 +36,23 @@ _ENDS = {
 }
 
 
-def what_of(end: End, cancelled: Cancelled | None, *, finished: bool) -> What:
+def what_of(
+    end: End, cancelled: Cancelled | None, *, finished: bool, told: End | None = None
+) -> What:
     """Return what became of an attempt.
 
     Args:
         end: how Slurm says that its job ended.
         cancelled: how the guard was ending it.
         finished: it has reached its last step, as far as that is known.
+        told: why Slurm wanted it to end, if it did.
     """
     if end is End.COMPLETED and finished:
         return What.FINISHED  # also where the guard was about to end it
     if cancelled is not None:
         return cancelled.what
     if end is End.COMPLETED:
-        return What.ENDED_EARLY
+        return _ENDS[told] if told is not None else What.ENDED_EARLY
     return _ENDS.get(end, What.LOST)
 
 
