@@ -18,7 +18,7 @@ from tests.plans import CHECKPOINT
 TRAINING = "/ckpts/seven"
 
 
-def run_of(home: Path, step: int, scores: dict[str, float]) -> RunDir:
+def run_of(home: Path, step: int, scores: dict[str, float], **more: Any) -> RunDir:
     """A run that has ended, with an accuracy and its error for each dataset."""
     name = f"step-{step}-x"
     run_dir = RunDir(home / name)
@@ -26,7 +26,12 @@ def run_of(home: Path, step: int, scores: dict[str, float]) -> RunDir:
         update={"path": f"{TRAINING}/step-{step}", "identity": f"{step:064}"}
     )
     run = make_run(
-        id=name, nonce=str(step), checkpoint=checkpoint, created=float(step), cluster="local"
+        id=name,
+        nonce=str(step),
+        checkpoint=checkpoint,
+        created=float(step),
+        cluster="local",
+        **more,
     )
     _files.write_record(run_dir.run, run)
     for dataset, value in scores.items():

@@ -1,6 +1,7 @@
 """Suites: defaults, what extends what, parts of them, and messages that name the line."""
 
 import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,27 @@ def test_include_path_is_relative_to_the_file(tmp_path: Path) -> None:
         ("datasets:\n- {name: a, task: t, sample: 1.5}\n", 2, "sample is 1.5"),
         ("datasets:\n- {name: a, task: t, sample: 0.5, limit: 3}\n", 2, "one of them"),
         ("defaults: {limit: -1}\ndatasets: [a]\n", 1, "limit is -1"),
+        ("datasets: [{name: a, task: t, chance: 1}]\n", 1, "chance"),
+        ("datasets: [a]\naggregates: [a]\n", 2, "aggregates must be a mapping"),
+        ("datasets: [a]\naggregates:\n  m: {of: [b]}\n", 3, "no dataset, group or aggregate 'b'"),
+        ("datasets: [a]\naggregates:\n  m: {of: []}\n", 3, "aggregate m names no dataset"),
+        ("datasets: [a]\naggregates:\n  m: {}\n", 3, "of must be a list of datasets"),
+        ("datasets: [a]\naggregates:\n  m: {of: {a: 0}}\n", 3, "weight of a is 0; give a number"),
+        ("datasets: [a]\naggregates:\n  m:\n    of:\n      a: -2\n", 5, "weight of a is -2"),
+        ("datasets: [a]\naggregates:\n  m: {of: {a: .nan}}\n", 3, "weight of a is nan"),
+        ("datasets: [a]\naggregates:\n  m: {of: {a: much}}\n", 3, "must be a number"),
+        ("datasets: [a]\naggregates:\n  m: {of: [a, a]}\n", 3, "a is listed twice"),
+        ("datasets: [a]\naggregates:\n  m: {of: [a], normalized: 2}\n", 3, "true or false"),
+        ("datasets: [a]\naggregates:\n  m: {of: [a], color: 2}\n", 3, "unknown key 'color'"),
+        ("datasets: [a]\naggregates:\n  a: {of: [a]}\n", 3, "a dataset has this name"),
+        ("datasets: [a]\naggregates:\n  mean: {of: [a]}\n", 3, "has this name"),
+        ("datasets: [a]\naggregates:\n  m m: {of: [a]}\n", 3, "use only letters"),
+        (
+            "datasets: [a]\naggregates:\n  m: {of: [n]}\n  n: {of: [a, m]}\n",
+            4,
+            "aggregate m is a part of itself: m → n → m",
+        ),
+        ("extends: base\nskip: [gsm8k]\naggregates:\n  m: {of: [gsm8k]}\n", 4, "did you mean"),
         ("skip: [a]\ndatasets: [b]\n", 1, "needs extends"),
         ("extends: [base]\n", 1, "one suite"),
         ("extends: bass\n", 1, "no suite 'bass'"),
@@ -380,3 +402,48 @@ def test_with_a_judge_and_a_baseline_nothing_is_left_out() -> None:
 def test_the_group_of_a_dataset_is_for_people() -> None:
     one = parse("datasets:\n- {name: a, task: t, group: x}\n")
     assert one.digest == parse("datasets:\n- {name: a, task: t}\n").digest
+
+
+def test_an_aggregate_is_a_weighted_mean_of_members_above_chance() -> None:
+    text = """
+datasets:
+- {name: a, task: t, group: g, chance: 0.25}
+- {name: b, task: t, group: g}
+- {name: c_1, task: t, chance: 0.5}
+- {name: c_2, task: t}
+aggregates:
+  raw: {of: [g, 'c_*']}
+  above: {of: {g: 3, c_1: 1}, normalized: true}
+  both: {of: [raw, above]}
+"""
+    found = parse(text)
+    scores = {"a": (0.4, 0.01), "b": (0.6, 0.02), "c_1": (0.7, 0.03), "c_2": (0.1, None)}
+
+    def told(name: str) -> list[float | None]:
+        return list(found.aggregates[name].value(scores) or [])
+
+    assert told("raw") == [pytest.approx((0.5 + 0.4) / 2), None]  # an error is not known
+    value = (3 * (0.15 / 0.75 + 0.6) / 2 + (0.2 / 0.5)) / 4
+    error = math.hypot(3 / 2 * 0.01 / 0.75, 3 / 2 * 0.02, 0.03 / 0.5) / 4
+    assert told("above") == [pytest.approx(value), pytest.approx(error)]
+    assert told("both") == [pytest.approx((0.45 + value) / 2), None]
+    assert found.aggregates["above"].value({"a": (0.4, 0.01)}) is None
+    assert found.aggregates["above"].missing({"a"}) == ["b", "c_1"]
+
+
+def test_aggregates_and_chance_change_no_prompt_and_no_digest() -> None:
+    plain = parse("datasets: [a, b]")
+    more = parse("datasets: [{name: a, task: a, chance: 0.5}, b]\naggregates: {m: {of: [a, b]}}")
+    assert plain.digest == more.digest
+    assert suite.narrow(more, only=["a"]).aggregates == more.aggregates
+    assert suite.narrow(parse(
+        "datasets: [a, b]\naggregates: {m: {of: [a]}}"), only=["b"]).aggregates == {}  # fmt: skip
+
+
+def test_a_suite_may_change_an_aggregate_that_it_inherits(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text(
+        "datasets: [a, b]\naggregates: {m: {of: [a, b]}, n: {of: [a]}}"
+    )
+    (tmp_path / "two.yaml").write_text("extends: one.yaml\naggregates: {m: {of: [b]}}")
+    found = suite.load(str(tmp_path / "two.yaml")).aggregates
+    assert {name: list(each.factors) for name, each in found.items()} == {"m": ["b"], "n": ["a"]}

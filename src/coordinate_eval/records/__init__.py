@@ -12,6 +12,7 @@ Units are seconds, bytes, tokens and items. Times are seconds since the epoch.
 
 from coordinate_eval.records.base import FileName, Record, absent, schema
 from coordinate_eval.records.inputs import (
+    Aggregate,
     Checkpoint,
     CheckpointFormat,
     Dataset,
@@ -47,6 +48,7 @@ from coordinate_eval.records.shards import Shard, Span, even_parts
 __all__ = [
     "CACHE_BLOCK",
     "PYTHON",
+    "Aggregate",
     "Answer",
     "Asked",
     "Checkpoint",

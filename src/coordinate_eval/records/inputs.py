@@ -1,6 +1,7 @@
 """The inputs of a run: a checkpoint, the datasets of a suite, an engine."""
 
 import math
+from collections.abc import Container, Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -241,6 +242,9 @@ class Dataset(Record):
     fewshot_as_multiturn: bool = False
     think_end_token: str | None = None
     metadata: dict[str, Any] = Field(default={})
+    chance: float | None = absent(
+        None, "score of guessing, to which aggregates may be normalized", ge=0, lt=1
+    )
     rubric: Rubric | None = absent(
         None, "how a judge rates the answers, in place of the task's own metrics"
     )
@@ -248,6 +252,32 @@ class Dataset(Record):
     def in_sample(self, items: int) -> int:
         """Return how many of a task's items are evaluated: two at least, for a standard error."""
         return min(items, max(2, math.ceil(items * (self.sample or 1.0))))
+
+
+class Aggregate(Record):
+    """A weighted mean over datasets of a suite: their scores times `factors`, less `offset`."""
+
+    factors: dict[str, float] = Field(description="dataset → factor of its score")
+    offset: float = Field(default=0.0, description="what guessing would score")
+
+    def value(
+        self, scores: Mapping[str, tuple[float, float | None]]
+    ) -> tuple[float, float | None] | None:
+        """Return the value and its standard error; None unless all of its datasets are there.
+
+        Args:
+            scores: dataset → score and standard error.
+        """
+        if self.missing(scores):
+            return None
+        parts = [(factor, *scores[name]) for name, factor in self.factors.items()]
+        value = sum(factor * score for factor, score, _ in parts) - self.offset
+        errors = [factor * error for factor, _, error in parts if error is not None]
+        return value, math.hypot(*errors) if len(errors) == len(parts) else None
+
+    def missing(self, scores: Container[str]) -> list[str]:
+        """Return the datasets without a score."""
+        return [name for name in self.factors if name not in scores]
 
 
 class Suite(Record):
@@ -259,6 +289,7 @@ class Suite(Record):
         default=[], description="absolute folders of tasks; the last one wins"
     )
     datasets: list[Dataset]
+    aggregates: dict[str, Aggregate] = absent({})
 
 
 class EngineSettings(Record):

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinate_eval import _files
-from coordinate_eval._format import visible, visible_json
+from coordinate_eval._format import plural, visible, visible_json
 from coordinate_eval.coordinator.cli.streams import printable_output
 from coordinate_eval.coordinator.report.main_metric import metrics
 
@@ -143,6 +143,14 @@ def results_table(results: dict[str, Any]) -> Table:
                 str(samples) if first else "",
             )
             first = False
+    for name, each in results.get("aggregates", {}).items():
+        if each["value"] is None:
+            words = f"not known without {', '.join(each['missing'][:5])}"
+            shown.add_row(escape(name), f"[red]{escape(words)}", "", "", "")
+            continue
+        told = "" if each["stderr"] is None else f"{each['stderr']:.4f}"
+        what = f"aggregate of {plural(each['datasets'], 'dataset')}"
+        shown.add_row(escape(name), what, f"{each['value']:.4f}", told, "")
     for name in results["missing"]:
         shown.add_row(f"[red]{escape(name)}", "[red]missing", "", "", "")
     # Results of earlier versions have no `left_out`.

@@ -6,7 +6,7 @@ runs is named; see `unlike`.
 
 import filecmp
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -20,8 +20,8 @@ from coordinate_eval.coordinator.comparison.paired import (
     Stratum,
     detectable,
     difference,
-    mean_difference,
     significant,
+    weighted_difference,
 )
 from coordinate_eval.coordinator.history.measured import asked, higher_is_better
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
@@ -32,6 +32,7 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.records import (
+    Aggregate,
     Dataset,
     DatasetItems,
     DatasetRequests,
@@ -95,6 +96,7 @@ class Comparison(Record):
     confidence: float = CONFIDENCE
     datasets: list[Measured]
     groups: list[Measured] = Field(description="unweighted means over the datasets of a group")
+    aggregates: list[Measured] = Field(default=[], description="those that the suites define")
     mean: Measured | None = Field(description="unweighted mean over all datasets with an interval")
     unlike: dict[str, list[str]] = Field(description="dataset → what was asked differently")
     left_out: dict[str, str] = Field(description="datasets that are not compared, and why")
@@ -168,15 +170,62 @@ def compare(
     for each in datasets:
         if group := both[each.name][1].dataset.group:
             groups.setdefault(group, []).append(each)
+    aggregates = [] if names or metric else list(_aggregates(runs, datasets, left_out))
     return Comparison(
         first=_side(first, runs[0]),
         second=_side(second, runs[1]),
         datasets=datasets,
         groups=with_verdicts([m for name, of in groups.items() if (m := mean_of(name, of))]),
+        aggregates=with_verdicts(aggregates),
         mean=next(iter(with_verdicts([m for m in [mean_of("all datasets", datasets)] if m])), None),
         unlike=unequal,
         left_out=left_out,
     )
+
+
+def _aggregates(
+    runs: tuple[Run, Run], datasets: Sequence[Measured], left_out: dict[str, str]
+) -> Iterator[Measured]:
+    """Yield the differences of the aggregates that both suites define alike."""
+    known = {each.name: each for each in datasets}
+    ours, theirs = (run.suite.aggregates for run in runs)
+    for name in {**ours, **theirs}:
+        if ours.get(name) != theirs.get(name):
+            left_out[name] = "the suites define it differently"
+        elif lacking := ours[name].missing(known):
+            left_out[name] = f"not known without {', '.join(lacking[:5])}"
+        elif len({known[each].higher_is_better for each in ours[name].factors}) > 1:
+            left_out[name] = "of some of its datasets more is better, and of others less"
+        else:
+            yield aggregate_of(name, ours[name], known)
+
+
+def aggregate_of(name: str, aggregate: Aggregate, known: Mapping[str, Measured]) -> Measured:
+    """Return the difference of an aggregate from those of its datasets, all of which are known."""
+    parts = [(factor, known[each]) for each, factor in aggregate.factors.items()]
+    plain = Measured(
+        name=name,
+        datasets=len(parts),
+        first=sum(factor * each.first for factor, each in parts) - aggregate.offset,
+        second=sum(factor * each.second for factor, each in parts) - aggregate.offset,
+        difference=sum(factor * each.difference for factor, each in parts),
+        items=sum(each.items or 0 for _, each in parts),
+        higher_is_better=parts[0][1].higher_is_better,
+    )
+    if without := [each.name for _, each in parts if not each.has_interval]:
+        return plain.model_copy(update={"why_not": f"no interval of {', '.join(without[:5])}"})
+    return plain.model_copy(
+        update=_interval(
+            weighted_difference([(factor, _difference(each)) for factor, each in parts])
+        )
+    )
+
+
+def _difference(each: Measured) -> Difference:
+    return Difference(
+        each.difference, each.stderr or 0.0, each.low or 0.0, each.high or 0.0, each.p or 0.0,
+        each.clusters or 0,
+    )  # fmt: skip
 
 
 def _side(run_dir: RunDir, run: Run) -> Side:
@@ -360,15 +409,7 @@ def mean_of(name: str, measured: Sequence[Measured]) -> Measured | None:
     ]
     if len(counted) < 2:
         return None
-    found = mean_difference(
-        [
-            Difference(
-                each.difference, each.stderr or 0.0, each.low or 0.0, each.high or 0.0,
-                each.p or 0.0, each.clusters or 0,
-            )
-            for each in counted
-        ]
-    )  # fmt: skip
+    found = weighted_difference([(1 / len(counted), _difference(each)) for each in counted])
     mean = Measured(
         name=name,
         datasets=len(counted),

@@ -10,7 +10,12 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-from coordinate_eval.coordinator.comparison.compare import Comparison, Measured, mean_of
+from coordinate_eval.coordinator.comparison.compare import (
+    Comparison,
+    Measured,
+    aggregate_of,
+    mean_of,
+)
 from coordinate_eval.coordinator.comparison.paired import CONFIDENCE
 from coordinate_eval.coordinator.history.series import Column, Row, Series, Value, column
 from coordinate_eval.coordinator.inputs import yaml_file
@@ -194,6 +199,8 @@ def _difference(of: Column, compared: Comparison) -> tuple[Known | None, str]:
     if without := [each.name for each in parts if not each.has_interval]:
         return None, f"no interval of {', '.join(without[:5])}"
     found: Measured | None = parts[0] if len(parts) == 1 else mean_of(of.name, parts)
+    if of.aggregate is not None:
+        found = aggregate_of(of.name, of.aggregate, table)
     if found is None or found.low is None or found.high is None:
         return None, "not comparable as a mean"
     return Known(found.difference, (found.high - found.low) / 2, found.items or 0), ""

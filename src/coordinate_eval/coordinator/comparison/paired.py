@@ -111,18 +111,17 @@ def _typical(strata: Sequence[Stratum]) -> float:
     return math.sqrt(squares / sum(len(stratum.first) for stratum in strata))
 
 
-def mean_difference(parts: Sequence[Difference]) -> Difference:
-    """Return the difference of the unweighted mean over datasets, which are independent.
+def weighted_difference(parts: Sequence[tuple[float, Difference]]) -> Difference:
+    """Return the difference of a weighted mean over datasets, which are independent.
 
     The p-value is that of Student's test. Give only differences whose error is known.
     """
     from scipy.stats import t
 
-    count = len(parts)
-    value = sum(part.value for part in parts) / count
-    stderr = math.sqrt(sum(part.stderr**2 for part in parts)) / count
-    clusters = sum(part.clusters for part in parts)
-    freedom = max(1, clusters - count)
+    value = sum(factor * part.value for factor, part in parts)
+    stderr = math.hypot(*(factor * part.stderr for factor, part in parts))
+    clusters = sum(part.clusters for _, part in parts)
+    freedom = max(1, clusters - len(parts))
     reach = _student(freedom) * stderr
     p = 2 * float(t.sf(abs(value) / stderr, freedom)) if stderr else 1.0
     return Difference(value, stderr, value - reach, value + reach, p, clusters)

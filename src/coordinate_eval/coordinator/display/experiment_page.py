@@ -17,8 +17,14 @@ from coordinate_eval import __version__
 from coordinate_eval._format import duration, plain, plural
 from coordinate_eval.coordinator.display.drawing import source, template
 from coordinate_eval.coordinator.history.alarms import Alarm
-from coordinate_eval.coordinator.history.curve import SLOPE_STEPS, Curve, curve_of, item_error
-from coordinate_eval.coordinator.history.series import Column, Row, Series, mean_column
+from coordinate_eval.coordinator.history.curve import SLOPE_STEPS, Curve, curve_of, error_of
+from coordinate_eval.coordinator.history.series import (
+    Column,
+    Row,
+    Series,
+    aggregate_columns,
+    mean_column,
+)
 
 MARK = '<meta name="generator" content="coordinate-eval training">'
 """Marks a page that another one may replace."""
@@ -140,6 +146,9 @@ class _Charts:
         found = self._found
         if (mean := mean_column(found, found.rows)) is not None:
             yield "", [self._add(mean, f"mean of {plural(len(mean.datasets), 'dataset')}")]
+        if aggregates := aggregate_columns(found):
+            of = [f"of {plural(len(each.datasets), 'dataset')}" for each in aggregates]
+            yield "Aggregates", [self._add(*each) for each in zip(aggregates, of, strict=True)]
         groups: dict[str, list[str]] = {}
         for name in found.datasets:
             groups.setdefault(found.groups.get(name, ""), []).append(name)
@@ -164,7 +173,7 @@ class _Charts:
             curve = curve_of(column, known)
             if training != self._baseline:
                 curves.append(curve)
-            errors = [_error(column, row) for row in known]
+            errors = [column.error(row, error_of) for row in known]
             drawn.append(
                 _series(
                     number,
@@ -253,11 +262,6 @@ def _series(
             smoothed = iter(getattr(curve, name))
             made[name] = [_short(next(smoothed)) if yes else None for yes in finite]
     return made
-
-
-def _error(column: Column, row: Row) -> float:
-    scores = [row.score(name) for name in column.datasets]
-    return math.hypot(*(item_error(s.value, s.stderr, s.items) for s in scores)) / len(scores)
 
 
 def _averaged(found: Series, members: Sequence[str]) -> list[str]:

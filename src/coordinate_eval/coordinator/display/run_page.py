@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from coordinate_eval import __version__, _files
+from coordinate_eval._format import plural
 from coordinate_eval.coordinator.display import gantt
 from coordinate_eval.coordinator.display.drawing import (
     LEFT,
@@ -119,7 +120,7 @@ def render(
         run=run,
         results=results,
         reasons=missing.reasons(results),
-        scores=[_score(found) for found in scored],
+        scores=[*map(_score, scored), *_aggregates(results)],
         warnings=[line for found in scored for line in warnings.warnings(found)],
         ledger=ledger,
         expected=expected,
@@ -145,6 +146,17 @@ def _score(found: DatasetResults) -> tuple[str, str, str, str, str]:
     mean = f" (mean of {score.tasks:,} tasks)" if score.tasks > 1 else ""
     error = "" if score.stderr is None else f"± {score.stderr:.4f}"
     return found.dataset, items, f"{score.metric}{mean}", f"{score.value:.4f}", error
+
+
+def _aggregates(results: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield the aggregates of the suite in the same way."""
+    for name, each in results.get("aggregates", {}).items():
+        if each["value"] is None:
+            yield name, "", f"not known without {', '.join(each['missing'][:5])}", "", ""
+            continue
+        error = "" if each["stderr"] is None else f"± {each['stderr']:.4f}"
+        of = f"aggregate of {plural(each['datasets'], 'dataset')}"
+        yield name, "", of, f"{each['value']:.4f}", error
 
 
 def _seen(row: Row, done: list[ShardDone], begin: float) -> Iterator[Stretch]:

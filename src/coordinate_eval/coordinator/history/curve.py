@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from coordinate_eval.coordinator.history.measured import Score
 from coordinate_eval.coordinator.history.series import Column, Row
 
 LEAST = 4
@@ -112,9 +113,14 @@ def curve_of(column: Column, rows: Sequence[Row]) -> Curve | None:
             continue
         scores = [row.score(name) for name in column.datasets]
         share &= all(each.higher_is_better and 0 <= each.value <= 1 for each in scores)
-        errors = [item_error(each.value, each.stderr, each.items) for each in scores]
-        points.append(Point(row.step, value.value, math.hypot(*errors) / len(errors)))
-    return smooth(points, share=share)
+        points.append(Point(row.step, value.value, column.error(row, error_of)))
+    normalized = column.aggregate is not None and column.aggregate.offset
+    return smooth(points, share=share and not normalized)
+
+
+def error_of(score: Score) -> float:
+    """Return the standard error of a score from its items; 0 if it is not known."""
+    return item_error(score.value, score.stderr, score.items)
 
 
 def item_error(value: float, stderr: float | None, items: int) -> float:

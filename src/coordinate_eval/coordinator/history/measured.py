@@ -26,9 +26,16 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.errors import CoordinateError
-from coordinate_eval.records import CheckpointFormat, Dataset, DatasetResults, Record, schema
+from coordinate_eval.records import (
+    Aggregate,
+    CheckpointFormat,
+    Dataset,
+    DatasetResults,
+    Record,
+    schema,
+)
 
-NOT_ASKED = {"name", "group", "items", "prior", "splittable"}
+NOT_ASKED = {"name", "group", "items", "prior", "splittable", "chance"}
 """Fields of a dataset that change nothing in what is asked."""
 
 _OF_JUDGE = ("model", "revision", "rubric", "rubric_digest")
@@ -75,6 +82,7 @@ class Measured(Record):
     planned_seconds: float | None = Field(default=None, description="what the plan said of them")
     version: str = Field(default=__version__, description="of this program")
     groups: dict[str, str] = Field(default={}, description="dataset → its group, if it has one")
+    aggregates: dict[str, Aggregate] = Field(default={}, description="of its suite")
     scores: dict[str, Plain] = Field(
         default={}, description="dataset → value, stderr, items, metric, higher is better, asked"
     )
@@ -128,6 +136,7 @@ def measure(run_dir: RunDir, run: Run, results: Mapping[str, Any] | None) -> Mea
         seconds=seconds,
         planned_seconds=planned_seconds,
         groups={each.name: each.group for each in run.suite.datasets if each.group},
+        aggregates=run.suite.aggregates,
         scores=scores,
         missing=[each.name for each in run.suite.datasets if each.name not in scores],
         warnings=told,

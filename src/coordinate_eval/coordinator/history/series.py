@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.history.measured import ASKED, Measured, Plain, Score
 from coordinate_eval.errors import UserError
+from coordinate_eval.records import Aggregate
 
 _MEAN = re.compile(r"\s*mean\s*\((.*)\)\s*", re.DOTALL)
 _SURE = 1.96  # standard errors of a difference beyond which chance is an unlikely explanation
@@ -66,26 +67,41 @@ class Series(NamedTuple):
     groups: Mapping[str, str]
     notes: Sequence[str]
     """Checkpoints and scores that are left out, in words."""
+    aggregates: Mapping[str, Aggregate] = {}
+    """Those that the suites define; of two of one name, that of the newest run."""
 
 
 class Column(NamedTuple):
-    """A dataset, or the mean of several."""
+    """A dataset, the mean of several, or an aggregate of a suite."""
 
     name: str
     datasets: Sequence[str]
     mean: bool
+    aggregate: Aggregate | None = None
 
     def value(self, row: Row) -> Value | None:
         """Return the value for a checkpoint; None unless all datasets of the column are there."""
         scores = [row.scores[name] for name in self.datasets if name in row.scores]
         if not scores or len(scores) < len(self.datasets):
             return None
-        errors = [error for _, error, *_ in scores]
-        known = [each for each in errors if each is not None]
+        if self.aggregate is not None:
+            known = {name: row.scores[name][:2] for name in self.datasets}
+            value, error = self.aggregate.value(known) or (math.nan, None)
+            return Value(value, error, len(scores))
+        errors = [error for _, error, *_ in scores if error is not None]
         return Value(
             sum(value for value, *_ in scores) / len(scores),
-            math.hypot(*known) / len(scores) if len(known) == len(errors) else None,
+            math.hypot(*errors) / len(scores) if len(errors) == len(scores) else None,
             len(scores),
+        )
+
+    def error(self, row: Row, of: Callable[[Score], float]) -> float:
+        """Return the standard error of its value for a checkpoint, where those of scores are so."""
+        errors = [of(row.score(name)) for name in self.datasets]
+        if self.aggregate is None:
+            return math.hypot(*errors) / len(errors)
+        return math.hypot(
+            *(f * e for f, e in zip(self.aggregate.factors.values(), errors, strict=True))
         )
 
 
@@ -124,7 +140,9 @@ def series(
         )
     asked: dict[str, str] = {}
     groups: dict[str, str] = {}
+    aggregates: dict[str, Aggregate] = {}
     for each in current:
+        aggregates |= each.aggregates
         asked |= {name: score[ASKED] for name, score in each.scores.items()}
         groups |= each.groups
     rows: dict[str, list[Measured]] = {}
@@ -138,7 +156,17 @@ def series(
     ]
     found.sort(key=lambda r: (r.training, r.step is None, r.step or 0, r.created))
     datasets = list(dict.fromkeys(name for row in found for name in (*row.scores, *row.missing)))
-    return Series(found, datasets, groups, notes)
+    made = Series(found, datasets, groups, notes, aggregates)
+    return made._replace(notes=[*notes, *_without(made)])
+
+
+def _without(found: Series) -> Iterator[str]:
+    """Yield which aggregates cannot be told of which checkpoints, and why."""
+    for name, aggregate in found.aggregates.items():
+        lacking = [each for row in found.rows if (each := aggregate.missing(row.scores))]
+        if lacking:
+            shown = ", ".join(list(dict.fromkeys(n for each in lacking for n in each))[:5])
+            yield f"{name} is not known of {plural(len(lacking), 'checkpoint')}, without {shown}"
 
 
 def _is_of(measured: Measured, name: str) -> bool:
@@ -190,6 +218,8 @@ def column(text: str, found: Series) -> Column:
     match = _MEAN.fullmatch(text)
     if match is None and text in found.datasets:
         return Column(text, [text], mean=False)
+    if match is None and text in found.aggregates:
+        return _checked(_of_suite(text, found.aggregates[text]), found)
     if text == "mean" and (everything := mean_column(found, found.rows)) is not None:
         return everything
     if text == "mean":
@@ -206,21 +236,34 @@ def column(text: str, found: Series) -> Column:
             if fnmatchcase(name, pattern) or found.groups.get(name) == pattern
         ]
         if not fitting:
-            known = ", ".join([*sorted(set(found.groups.values())), *found.datasets][:40])
+            groups = sorted(set(found.groups.values()))
+            known = ", ".join([*found.aggregates, *groups, *found.datasets][:40])
             raise UserError(f"{text!r}: no dataset or group {pattern!r}. There are {known}")
         chosen += [name for name in fitting if name not in chosen]
-    directions = {_direction(found, name) for name in chosen}
-    if len(directions) > 1:
-        lower = next(name for name in chosen if not _direction(found, name))
+    return _checked(Column(text, chosen, mean=True), found)
+
+
+def _of_suite(name: str, aggregate: Aggregate) -> Column:
+    return Column(name, list(aggregate.factors), mean=True, aggregate=aggregate)
+
+
+def _checked(column: Column, found: Series) -> Column:
+    """Return a mean that says something.
+
+    Raises:
+        UserError: of some of its datasets more is better, and of others less.
+    """
+    if len({_direction(found, name) for name in column.datasets}) > 1:
+        lower = next(name for name in column.datasets if not _direction(found, name))
         raise UserError(
-            f"{text!r}: of {lower} less is better, and of others more: their mean says nothing. "
-            "Leave it out"
+            f"{column.name!r}: of {lower} less is better, and of others more: their mean says "
+            "nothing. Leave it out"
         )
-    return Column(text, chosen, mean=True)
+    return column
 
 
 def default_columns(found: Series) -> list[Column]:
-    """Return a column for each dataset where they are few, else for each group and the mean."""
+    """Return a column for each dataset where they are few, else for each group; and the means."""
     few = 8
     if len(found.datasets) <= few:
         chosen = [Column(name, [name], mean=False) for name in found.datasets]
@@ -231,9 +274,16 @@ def default_columns(found: Series) -> list[Column]:
             for group in groups
             if group and (members := _averaged(found, group))
         ]
+    chosen += aggregate_columns(found)
     if (everything := mean_column(found, found.rows)) is not None:
         chosen.append(everything)
     return chosen
+
+
+def aggregate_columns(found: Series) -> list[Column]:
+    """Return the aggregates that say something, where more is better of all datasets or of none."""
+    every = [_of_suite(name, each) for name, each in found.aggregates.items()]
+    return [each for each in every if len({_direction(found, n) for n in each.datasets}) == 1]
 
 
 def mean_column(found: Series, rows: Sequence[Row]) -> Column | None:

@@ -58,6 +58,10 @@ class Built:
     index: DatasetRequests
 
 
+NOT_PROMPTED = {"group", "prior", "items", "splittable", "chance"}
+"""Fields of a dataset that change nothing in its prompts."""
+
+
 class Builder:
     """Builds the requests of a suite for one tokenizer."""
 
@@ -236,7 +240,7 @@ class Builder:
         return self._cache / f"{key}.jsonl", self._cache / f"{key}.json"
 
     def _key(self, dataset: Dataset) -> str:
-        shape = dataset.model_dump(mode="json", exclude={"group", "prior", "items", "splittable"})
+        shape = dataset.model_dump(mode="json", exclude=NOT_PROMPTED)
         text = json.dumps([shape, *self._common], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 

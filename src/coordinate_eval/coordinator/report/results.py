@@ -10,12 +10,13 @@ from pydantic import Field, ValidationError
 
 from coordinate_eval import __version__, _files
 from coordinate_eval.coordinator.incidents.shown import report_failures
-from coordinate_eval.coordinator.report.main_metric import metrics
+from coordinate_eval.coordinator.report.main_metric import Score, main_score, metrics
 from coordinate_eval.coordinator.report.missing import build_errors, reasons, why_missing
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import RecordError
 from coordinate_eval.records import (
+    Aggregate,
     Checkpoint,
     CheckpointFormat,
     DatasetResults,
@@ -39,6 +40,29 @@ class Rescored(Record):
     judges: dict[str, str] = Field(default={})
 
 
+class AggregateScore(Record):
+    """A weighted mean that the suite defines; null while scores are missing."""
+
+    value: float | None
+    stderr: float | None = None
+    datasets: int
+    missing: list[str] = Field(default=[])
+
+
+def aggregate_scores(
+    aggregates: Mapping[str, Aggregate], scores: Mapping[str, Score]
+) -> dict[str, AggregateScore]:
+    """Return the aggregates of a run, from the main scores of its datasets."""
+    known = {name: (score.value, score.stderr) for name, score in scores.items()}
+    found = {}
+    for name, each in aggregates.items():
+        value, stderr = each.value(known) or (None, None)
+        found[name] = AggregateScore(
+            value=value, stderr=stderr, datasets=len(each.factors), missing=each.missing(known)
+        )
+    return found
+
+
 class _Shown(Record):
     """The part of `results.json` that people are shown."""
 
@@ -50,6 +74,7 @@ class _Shown(Record):
     rescored: Rescored | None = None
     missing: dict[str, str] = Field(default={})
     left_out: dict[str, str] = Field(default={})
+    aggregates: dict[str, AggregateScore] = Field(default={})
     reason: str = ""
     judge: dict[str, dict[str, Any]] = Field(default={})
     failures: list[str] = Field(default=[])
@@ -70,6 +95,9 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
         for d in run.suite.datasets
         if d.name not in scored
     }
+    mains = {name: main_score(found) for name, found in scored.items()}
+    known = {name: main for name, main in mains.items() if main is not None}
+    aggregates = aggregate_scores(run.suite.aggregates, known)
     merged: dict[str, dict[str, Any]] = {part: {} for part in _TABLES}
     for found in with_distinct_names(list(scored.values())):
         for part in _TABLES:
@@ -94,6 +122,7 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
             if found.own_answers
         },
         "rescored": _rescored(run, scored),
+        "aggregates": {name: each.model_dump() for name, each in aggregates.items()},
         "missing": missing,
         "left_out": run.left_out,
         "reason": reason if missing else "",

@@ -63,11 +63,11 @@ def _print(found: Comparison) -> None:
         _say_out(f"{label}: {side.checkpoint} (run {side.run}{partial})")
     where = table_console()
     where.print(_table(heads, found.datasets, "dataset"))
-    means = [*found.groups, *([found.mean] if found.mean else [])]
+    means = [*found.groups, *found.aggregates, *([found.mean] if found.mean else [])]
     if means:
         where.print(_table(heads, means, "mean of"))
     _say_out(summary_of(heads, found))
-    for each in found.datasets:
+    for each in [*found.datasets, *found.aggregates]:
         if each.why_not:
             say(f"{each.name} has no interval: {each.why_not}")
     for name, why in found.left_out.items():

@@ -168,7 +168,8 @@ def _compared(title: str, pair: Sequence[Row], settings: Settings) -> Compared:
     heads = _heads(first, second)
     try:
         found = compare(find(first.runs[0], settings), find(second.runs[0], settings))
-        rows = [*([found.mean] if found.mean else []), *found.groups, *found.datasets]
+        mean = [found.mean] if found.mean else []
+        rows = [*mean, *found.aggregates, *found.groups, *found.datasets]
         return Compared(title, heads, summary_of(heads, found), [_words(each) for each in rows])
     except (CoordinateError, OSError) as error:
         measured = _apart(first, second)

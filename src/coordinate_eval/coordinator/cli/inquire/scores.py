@@ -6,7 +6,7 @@ See `report/main_metric.py` for the choice of the main metric.
 import csv
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -14,15 +14,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval import _owner
-from coordinate_eval._format import visible
+from coordinate_eval._format import plural, visible
 from coordinate_eval.coordinator.cli.inquire.runs import Wanted, find, find_all, readable_rows
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.formats import lm_eval_results, model_card
-from coordinate_eval.coordinator.report.main_metric import main_score
+from coordinate_eval.coordinator.report.main_metric import Score, main_score
 from coordinate_eval.coordinator.report.results import (
+    aggregate_scores,
     collect_results,
     judged,
     judged_differently,
@@ -34,6 +35,7 @@ from coordinate_eval.coordinator.report.warnings import warnings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import UserError
+from coordinate_eval.records import Suite
 
 _OF_ONE_RUN = ("lm_eval", "model-card")
 
@@ -82,13 +84,19 @@ def show_scores(
         raise UserError("\n".join(problems))
     if metric is not None and rows and not scored:
         raise UserError(f"no dataset of these runs has a score with metric {metric!r}")
+    suites = {str(run_dir.root): run.suite for run_dir, run in found if metric is None}
+    for row in rows:
+        row["aggregates"] = _aggregates(row, suites.get(row["dir"]))
+    aggregates = list(dict.fromkeys(name for row in rows for name in row["aggregates"]))
+    problems += _not_known(rows, aggregates)
+    scored += [n for n in aggregates if any(_score(row, n) is not None for row in rows)]
     if form == "json":
         document = {
             "schema": "coordinate-eval/score-table@1", "datasets": datasets, "rows": rows,
         }  # fmt: skip
         write_json(document)
     elif form == "csv":
-        sys.stdout.write(visible(_csv(rows, datasets)))
+        sys.stdout.write(visible(_csv(rows, [*datasets, *aggregates])))
     elif form == "markdown":
         sys.stdout.write(visible(_markdown(rows, scored)))
     else:
@@ -141,6 +149,28 @@ def _row(run_dir: RunDir, run: Run, metric: str | None) -> dict[str, Any]:
     }
 
 
+def _aggregates(row: dict[str, Any], suite: Suite | None) -> dict[str, dict[str, Any]]:
+    scores = {name: Score(**score) for name, score in row["scores"].items()}
+    found = aggregate_scores(suite.aggregates, scores) if suite is not None else {}
+    return {name: each.model_dump() for name, each in found.items()}
+
+
+def _not_known(rows: Sequence[dict[str, Any]], aggregates: Sequence[str]) -> Iterator[str]:
+    """Yield which aggregates cannot be told of which runs, and why."""
+    for name in aggregates:
+        lacking = [row["aggregates"][name]["missing"] for row in rows if name in row["aggregates"]]
+        if any(lacking):
+            shown = ", ".join(list(dict.fromkeys(n for each in lacking for n in each))[:5])
+            count = sum(1 for each in lacking if each)
+            yield f"{name} is not known of {plural(count, 'run')}, without {shown}"
+
+
+def _score(row: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """Return the score of a dataset or aggregate, None if it is not known."""
+    found: dict[str, Any] | None = row["scores"].get(name) or row["aggregates"].get(name)
+    return found if found is not None and found["value"] is not None else None
+
+
 def _judged_differently(rows: Sequence[dict[str, Any]], dataset: str) -> str:
     there = (row for row in rows if dataset in row["judges"] and dataset in row["scores"])
     return judged_differently((row["run"], row["judges"][dataset]) for row in there)
@@ -151,7 +181,7 @@ def _csv(rows: Sequence[dict[str, Any]], datasets: Sequence[str]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["step", "checkpoint", "run", "complete", *datasets])
     for row in rows:
-        values = (row["scores"].get(name, {}).get("value", "") for name in datasets)
+        values = ((_score(row, name) or {"value": ""})["value"] for name in datasets)
         step = "" if row["step"] is None else row["step"]
         complete = str(row["complete"]).lower()
         writer.writerow([step, row["checkpoint"], row["run"], complete, *values])
@@ -235,7 +265,7 @@ def _label(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _cells(row: dict[str, Any], datasets: Sequence[str]) -> list[str]:
-    scores = (row["scores"].get(name) for name in datasets)
+    scores = (_score(row, name) for name in datasets)
     return ["" if score is None else _with_error(score) for score in scores]
 
 

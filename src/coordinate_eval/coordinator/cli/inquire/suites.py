@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
-from coordinate_eval._format import duration
+from coordinate_eval._format import duration, plural
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.inputs.suites import suite, suite_yaml
 from coordinate_eval.coordinator.planning.costs import conditions, dataset_cost
@@ -105,6 +105,7 @@ def describe(wanted: Suite, checkpoint: Checkpoint, gpu: str, degree: int) -> di
         "gpus_per_trial": degree,
         "datasets": rows,
         "groups": groups,
+        "aggregates": {name: each.model_dump() for name, each in wanted.aggregates.items()},
         "total": _sums(rows),
     }
 
@@ -158,7 +159,10 @@ def _table(described: dict[str, Any], width: int) -> Table:
         table.add_row(*(escape(row.cells[n]) for n in shown), style=row.style)
         if row.last:
             table.add_section()
-    notes = []
+    notes = [
+        f"aggregate {name}: of {plural(len(each['factors']), 'dataset')}"
+        for name, each in described["aggregates"].items()
+    ]
     if any(row["task"] is None for row in described["datasets"]):
         notes.append(f"{_PLANNED_ONLY}: planned only, because it has no harness task")
     if any(row["items"] is None for row in described["datasets"]):

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from pydantic import ConfigDict, ValidationError
 from coordinate_eval import _format, _owner, _user_files
 from coordinate_eval.coordinator.inputs.judge import why_not_judged
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings
-from coordinate_eval.coordinator.inputs.suites import rubric, suite_yaml
+from coordinate_eval.coordinator.inputs.suites import aggregates, rubric, suite_yaml
 from coordinate_eval.coordinator.inputs.suites.located_yaml import (
     Located,
     Source,
@@ -29,7 +28,6 @@ from coordinate_eval.records import Dataset, Prior, Rubric, Suite
 
 __all__ = ["load", "narrow", "parse", "runnable", "shipped"]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=@,-]{0,99}")
 _DEFAULTS = {
     "group",
     "num_fewshot",
@@ -172,7 +170,9 @@ def narrow(
     if not kept:
         raise UserError(f"suite {suite.name}: no dataset is left after --only, --group and --skip")
     digest = _digest(suite.include_path, kept)
-    return suite.model_copy(update={"datasets": kept, "digest": digest})
+    left = {d.name for d in kept}
+    means = {n: each for n, each in suite.aggregates.items() if left & set(each.factors)}
+    return suite.model_copy(update={"datasets": kept, "digest": digest, "aggregates": means})
 
 
 def runnable(suite: Suite, judge: JudgeSettings | None = None) -> tuple[Suite, dict[str, str]]:
@@ -271,17 +271,18 @@ def _made(source: Source) -> Suite:
         digest=_digest(merged.include_path, datasets),
         include_path=merged.include_path,
         datasets=datasets,
+        aggregates=aggregates.resolve(merged.aggregates, datasets),
     )
 
 
 def _digest(include_path: Sequence[str], datasets: Sequence[Dataset]) -> str:
-    """Return a hash of what is evaluated; groups and the place of installation do not count."""
+    """Return a hash of what is evaluated; groups, aggregates and chance do not count."""
     home = suite_yaml.shipped_folder()
     folders = [
         f"shipped/{Path(folder).relative_to(home)}" if Path(folder).is_relative_to(home) else folder
         for folder in include_path
     ]
-    content = [folders, [d.model_dump(mode="json", exclude={"group"}) for d in datasets]]
+    content = [folders, [d.model_dump(mode="json", exclude={"group", "chance"}) for d in datasets]]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -301,7 +302,7 @@ def _dataset(entry: Located, defaults: Located) -> Dataset:
         raise wrong(given.at(*first["loc"]), f"{name}: {_format.problem(error)}") from error
     for key in ("name", "group"):
         value = getattr(dataset, key)
-        if value is not None and not _NAME.fullmatch(value):
+        if value is not None and not suite_yaml.FILE_NAME.fullmatch(value):
             raise wrong(
                 given.at(key),
                 f"{key} {value!r}: use only letters, digits and _ . + = @ , -",

@@ -7,6 +7,7 @@ inherited ones, so that its tasks win too.
 
 import difflib
 import fnmatch
+import re
 import stat
 from collections.abc import Iterable
 from importlib import resources
@@ -26,7 +27,11 @@ from coordinate_eval.coordinator.inputs.suites.located_yaml import (
 )
 from coordinate_eval.errors import UserError
 
-_KEYS = {"name", "extends", "include_path", "defaults", "skip", "datasets"}
+_KEYS = {"name", "extends", "include_path", "defaults", "skip", "datasets", "aggregates"}
+
+
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=@,-]{0,99}")
+"""Names in a suite: they become file names."""
 
 
 class Merged(NamedTuple):
@@ -36,6 +41,7 @@ class Merged(NamedTuple):
     include_path: list[str]
     defaults: Located
     datasets: dict[str, Located]
+    aggregates: Located
 
 
 def shipped_folder() -> Path:
@@ -83,12 +89,11 @@ def merged(source: Source) -> Merged:
     chain = _chain(source)
     folders: list[str] = []
     defaults, datasets = Located({}, Place(source.where, 1), {}), dict[str, Located]()
+    aggregates = Located({}, Place(source.where, 1), {})
     for tree, folder in chain:
         folders += [f for f in _folders(tree, folder) if f not in folders]
-        own = tree.get("defaults")
-        if own is not None and not isinstance(own, Located):
-            raise wrong(tree.at("defaults"), "defaults must be a mapping")
-        defaults = own.over(defaults) if own else defaults
+        defaults = _mapping(tree, "defaults").over(defaults)
+        aggregates = _mapping(tree, "aggregates").over(aggregates)
         for pattern, place in _strings(tree, "skip", "a list of names of inherited datasets"):
             found = matching(pattern, datasets)
             if not found:
@@ -100,7 +105,16 @@ def merged(source: Source) -> Merged:
     if not isinstance(title, str | None):
         raise wrong(chain[-1][0].at("name"), "name must be a text")
     check_json(title, chain[-1][0].at("name"), "name")
-    return Merged(title, folders, defaults, datasets)
+    return Merged(title, folders, defaults, datasets, aggregates)
+
+
+def _mapping(tree: Located, key: str) -> Located:
+    own = tree.get(key)
+    if own is None:
+        return Located({}, tree.place, {})
+    if not isinstance(own, Located):
+        raise wrong(tree.at(key), f"{key} must be a mapping")
+    return own
 
 
 def matching(pattern: str, names: Iterable[str]) -> list[str]:

@@ -1,0 +1,134 @@
+"""Aggregates of a suite: weighted means of its datasets and groups, in terms of single datasets."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coordinate_eval.coordinator.inputs.suites.located_yaml import (
+    Located,
+    LocatedList,
+    Place,
+    only,
+    wrong,
+)
+from coordinate_eval.coordinator.inputs.suites.suite_yaml import FILE_NAME, matching, unknown
+from coordinate_eval.records import Aggregate, Dataset
+
+_KEYS = {"of", "normalized"}
+_MOST_DEPTH = 20
+
+
+def resolve(given: Located, datasets: Sequence[Dataset]) -> dict[str, Aggregate]:
+    """Return the aggregates that a suite defines.
+
+    Raises:
+        UserError: One is malformed, names nothing that is there, or is a part of itself; names file
+            and line.
+    """
+    return _Resolver(given, datasets).every()
+
+
+class _Resolver:
+    def __init__(self, given: Located, datasets: Sequence[Dataset]) -> None:
+        self._given = given
+        self._datasets = {each.name: each for each in datasets}
+        self._groups: dict[str, list[str]] = {}
+        for each in datasets:
+            if each.group:
+                self._groups.setdefault(each.group, []).append(each.name)
+        self._known: dict[str, Aggregate] = {}
+        self._open: list[str] = []
+
+    def every(self) -> dict[str, Aggregate]:
+        for name in self._given:
+            place = self._given.at(name)
+            if not FILE_NAME.fullmatch(name):
+                raise wrong(
+                    place, f"aggregate {name!r}: use only letters, digits and _ . + = @ , -"
+                )
+            taken = {**dict.fromkeys(self._datasets, "a dataset"), "mean": "the mean of everything"}
+            if what := ({**dict.fromkeys(self._groups, "a group"), **taken}).get(name):
+                raise wrong(place, f"aggregate {name}: {what} has this name")
+        return {name: self._of(name, self._given.at(name)) for name in self._given}
+
+    def _of(self, name: str, place: Place) -> Aggregate:
+        if name in self._known:
+            return self._known[name]
+        if name in self._open:
+            circle = " → ".join([*self._open[self._open.index(name) :], name])
+            raise wrong(place, f"aggregate {name} is a part of itself: {circle}")
+        if len(self._open) == _MOST_DEPTH:
+            raise wrong(place, f"aggregate {name} is nested more than {_MOST_DEPTH} deep")
+        self._open.append(name)
+        entry = self._given[name]
+        if not isinstance(entry, Located):
+            raise wrong(self._given.at(name), f"aggregate {name} must be a mapping with `of`")
+        only(entry, _KEYS, f"aggregate {name}")
+        normalized = entry.get("normalized", False)
+        if not isinstance(normalized, bool):
+            raise wrong(entry.at("normalized"), f"aggregate {name}: normalized is true or false")
+        weights = _weights(name, entry)
+        total = math.fsum(weight for weight, _ in weights.values())
+        factors: dict[str, float] = {}
+        offset = 0.0
+        for member, (weight, where) in weights.items():
+            part = self._member(name, member, where, normalized=normalized)
+            for dataset, factor in part.factors.items():
+                factors[dataset] = factors.get(dataset, 0.0) + weight / total * factor
+            offset += weight / total * part.offset
+        self._open.pop()
+        self._known[name] = Aggregate(factors=factors, offset=offset)
+        return self._known[name]
+
+    def _member(self, name: str, member: str, place: Place, *, normalized: bool) -> Aggregate:
+        """Return what a member stands for: a dataset, or the mean over those that it names."""
+        if member in self._datasets:
+            found = [member]
+        elif member in self._groups:
+            found = self._groups[member]
+        elif member in self._given:
+            return self._of(member, place)
+        else:
+            found = matching(member, self._datasets)
+        if not found:
+            known = [*self._datasets, *self._groups, *self._given]
+            said = unknown("dataset, group or aggregate", member, known)
+            raise wrong(place, f"aggregate {name}: {said}")
+        factors, offset = {}, 0.0
+        for dataset in found:
+            chance = (self._datasets[dataset].chance or 0.0) if normalized else 0.0
+            factors[dataset] = 1 / len(found) / (1 - chance)
+            offset += factors[dataset] * chance
+        return Aggregate(factors=factors, offset=offset)
+
+
+def _weights(name: str, entry: Located) -> Mapping[str, tuple[float, Place]]:
+    """Return the weight of each member, and its line; those in a list have weight 1."""
+    of: Any = entry.get("of")
+    if isinstance(of, LocatedList) and all(isinstance(member, str) for member in of):
+        found = {m: (1.0, place) for m, place in zip(of, of.places, strict=True)}
+        if len(found) < len(of):
+            twice = next(m for m in of if of.count(m) > 1)
+            raise wrong(entry.at("of"), f"aggregate {name}: {twice} is listed twice")
+    elif isinstance(of, Located):
+        found = {}
+        for member, weight in of.items():
+            place = of.at(member)
+            if isinstance(weight, bool) or not isinstance(weight, int | float):
+                raise wrong(place, f"aggregate {name}: the weight of {member} must be a number")
+            if not 0 < weight <= 1e9:
+                raise wrong(
+                    place,
+                    f"aggregate {name}: the weight of {member} is {weight:.9g}; give a number "
+                    "above 0, or leave it out",
+                )
+            found[member] = (float(weight), place)
+    else:
+        raise wrong(
+            entry.at("of"),
+            f"aggregate {name}: of must be a list of datasets, groups and aggregates, or a mapping "
+            "from these to weights",
+        )
+    if not found:
+        raise wrong(entry.at("of"), f"aggregate {name} names no dataset")
+    return found

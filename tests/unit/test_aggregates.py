@@ -1,0 +1,135 @@
+"""Aggregates of a suite, wherever scores are shown: never of fewer members than they have."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainings import TRAINING, call, keep, run_of
+
+from coordinate_eval.coordinator.cli.output import results_table
+from coordinate_eval.coordinator.comparison.compare import Measured, aggregate_of
+from coordinate_eval.coordinator.display.experiment_page import Experiment, render
+from coordinate_eval.coordinator.history.measured import read
+from coordinate_eval.coordinator.history.series import series
+from coordinate_eval.coordinator.report.results import collect_results
+from coordinate_eval.coordinator.run.records import read_run
+from coordinate_eval.records import Aggregate, Dataset, Suite
+
+CORE = Aggregate(factors={"a": 1.0, "b": 0.5}, offset=0.25)  # b is twice as good as guessing
+SUITE = Suite(
+    name="s",
+    digest="d",
+    datasets=[Dataset(name="a", task="a"), Dataset(name="b", task="b")],
+    aggregates={"core": CORE},
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Two checkpoints, one of which lacks a score."""
+    run_of(tmp_path, 100, {"a": 0.5, "b": 0.75}, suite=SUITE)
+    run_of(tmp_path, 200, {"a": 0.25}, suite=SUITE)
+    return tmp_path
+
+
+def shown(home: Path, *args: str) -> Any:
+    answer = call(home, *args)
+    assert answer.exit_code == 0, answer.output
+    return json.loads(answer.stdout)
+
+
+def test_history_has_a_column_with_an_error_and_says_what_is_missing(home: Path) -> None:
+    found = shown(home, "history", "--json")
+
+    assert found["columns"]["core"] == ["a", "b"]
+    (first, second) = (row["columns"]["core"] for row in found["rows"])
+    assert first["value"] == pytest.approx(0.5 + 0.375 - 0.25)
+    assert first["stderr"] == pytest.approx(math.hypot(0.01, 0.005))
+    assert second is None
+    said = call(home, "history")
+    assert "core is not known of 1 checkpoint, without b" in said.output
+    assert "0.6250 ±0.0112" in said.output
+
+
+def test_the_definition_outlives_the_run_and_the_newest_counts(tmp_path: Path) -> None:
+    keep(tmp_path, 1, {"a": 0.5, "b": 0.5}, aggregates={"core": Aggregate(factors={"a": 1.0})})
+    keep(tmp_path, 2, {"a": 0.5, "b": 0.7}, aggregates={"core": Aggregate(factors={"b": 1.0})})
+    rows = shown(tmp_path, "history", "--json", "--column", "core")["rows"]
+    assert [row["columns"]["core"]["value"] for row in rows] == [0.5, 0.7]
+
+
+def test_the_best_checkpoint_by_an_aggregate(home: Path) -> None:
+    found = shown(home, "best", "--by", "core", "--json")
+    assert found["step"] == 100
+    assert found["without"] == [f"{TRAINING}/step-200"]
+
+
+def test_scores_of_runs_have_it_in_each_format(home: Path) -> None:
+    rows = shown(home, "scores", "--json")["rows"]
+    assert [row["aggregates"]["core"]["value"] for row in rows] == [0.625, None]
+    assert rows[1]["aggregates"]["core"]["missing"] == ["b"]
+    assert "0.6250 ±0.0112" in call(home, "scores").output
+    assert "core is not known of 1 run, without b" in call(home, "scores").output
+    head, first, second = call(home, "scores", "--csv").stdout.splitlines()[:3]
+    assert head.endswith("a,b,core")
+    assert first.endswith("0.5,0.75,0.625")
+    assert second.endswith("0.25,,")
+
+
+def test_the_results_of_a_run_have_it_or_say_what_is_missing(home: Path) -> None:
+    for step, value, missing in ((100, 0.625, []), (200, None, ["b"])):
+        run_dir = run_of(home, step, {"a": 0.5, "b": 0.75} if value else {"a": 0.5}, suite=SUITE)
+        results = collect_results(run_dir, read_run(run_dir))
+        core = results["aggregates"]["core"]
+        assert (core["value"], core["missing"]) == (value, missing)
+        cells = [str(cell) for column in results_table(results).columns for cell in column.cells]
+        words = "aggregate of 2 datasets" if value else "[red]not known without b"
+        assert words in cells
+
+
+def test_a_difference_has_the_error_of_its_parts() -> None:
+    def part(name: str, difference: float, stderr: float) -> Measured:
+        return Measured(
+            name=name, first=0.5, second=0.5 + difference, difference=difference, stderr=stderr,
+            low=-1, high=1, p=1, clusters=1000, items=1000,
+        )  # fmt: skip
+
+    found = aggregate_of("core", CORE, {"a": part("a", 0.1, 0.02), "b": part("b", -0.1, 0.04)})
+
+    assert found.first == pytest.approx(0.5)
+    assert found.difference == pytest.approx(0.05)
+    assert found.stderr == pytest.approx(math.hypot(0.02, 0.02))
+    assert found.low is not None
+    assert found.low < 0.05 - 1.9 * math.hypot(0.02, 0.02)
+    bare = aggregate_of("core", CORE, {"a": part("a", 0.1, 0.02), "b": part("b", 0, 0).model_copy(
+        update={"low": None})})  # fmt: skip
+    assert (bare.low, bare.why_not) == (None, "no interval of b")
+
+
+def test_compare_leaves_out_what_it_does_not_know(tmp_path: Path) -> None:
+    other = SUITE.model_copy(update={"aggregates": {"core": CORE, "mine": CORE}})
+    for step, suite in ((100, SUITE), (200, other)):
+        run_of(tmp_path, step, {"a": 0.5}, suite=suite)
+    found = shown(tmp_path, "compare", "step-100-x", "step-200-x", "--json")
+    assert found["aggregates"] == []
+    assert found["left_out"]["core"] == "not known without b"
+    assert found["left_out"]["mine"] == "the suites define it differently"
+
+
+def test_a_mean_of_what_should_rise_and_what_should_fall_is_in_no_column(tmp_path: Path) -> None:
+    lower = (9.0, 0.1, 100, "word_perplexity", False, "x")
+    keep(tmp_path, 1, {"a": 0.5, "b": lower}, aggregates={"core": CORE})
+    assert "core" not in shown(tmp_path, "history", "--json")["columns"]
+    answer = call(tmp_path, "history", "--column", "core")
+    assert "of b less is better, and of others more" in str(answer.exception)
+
+
+def test_the_page_draws_it(tmp_path: Path) -> None:
+    for step in range(6):
+        keep(tmp_path, step, {"a": 0.5, "b": 0.5}, aggregates={"core": CORE})
+    found = series(read(str(tmp_path))[0])
+    page = render(Experiment(found, None, [], [], []))
+    assert "Aggregates" in page
+    assert '"name":"core"' in page
