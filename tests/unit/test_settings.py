@@ -34,6 +34,8 @@ def test_settings_of_earlier_versions_stop_nothing_and_are_named(
     ]
     with pytest.raises(UserError, match=r"harness\.jobs"):
         layers.resolve([Layer(source="f", values={"scoring.jobs": 0})])
+    found, _ = layers.resolve([Layer(source="f", values={"slurm.exclude": "gpu[1-3],gpu7"})])
+    assert found.slurm.exclude == "gpu[1-3],gpu7"
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_a_node_without_known_memory_needs_jobs_that_ask_for_none() -> None:
 
 def test_excluded_nodes_take_no_job() -> None:
     wanted = Wanted(partitions=frozenset({"low"}), excluded=frozenset({"n1", "n3"}))
-    assert why(shown(), wanted) == "in [slurm] exclude"
+    assert why(shown(), wanted) == "in --exclude of [slurm] extra_args"
     assert free(shown("n2"), wanted) == ("h200", 8, 8)
 
 

@@ -124,7 +124,9 @@ def test_gpus_of_any_type() -> None:
 
 
 def test_jobs_of_a_site_that_counts_no_memory_ask_for_none() -> None:
-    made = options(submission(TRIALS, SlurmSettings(memory=False, exclude="gpu[1-3],gpu7")))
+    made = options(
+        submission(TRIALS, SlurmSettings(memory=False, extra_args=("--exclude=gpu[1-3],gpu7",)))
+    )
     assert "--mem" not in made
     assert made["--exclude"] == "gpu[1-3],gpu7"
 
@@ -171,7 +173,7 @@ def test_no_job_goes_to_a_cluster_that_is_not_looked_at(option: str) -> None:
 def test_a_job_keeps_away_from_nodes_of_its_own_besides_those_of_the_site() -> None:
     job = TRIALS.model_copy(update={"node": None, "avoid": ("n1", "n2")})
     assert options(submission(job, SlurmSettings()))["--exclude"] == "n1,n2"
-    made = options(submission(job, SlurmSettings(exclude="gpu[1-3]")))
+    made = options(submission(job, SlurmSettings(extra_args=("--exclude=gpu[1-3]",))))
     assert made["--exclude"] == "gpu[1-3],n1,n2"
 
 

@@ -132,7 +132,7 @@ def test_what_leaves_a_node_to_jobs_is_no_window(scontrol: Path) -> None:
 
 def test_only_nodes_that_jobs_may_use_count(scontrol: Path) -> None:
     one = line("one", "g1", 2)
-    gpu, _ = windows(scontrol, one, exclude="g2")
+    gpu, _ = windows(scontrol, one, extra_args=("--exclude=g2",))
     assert gpu is not None
     own = line("own", "g1", -1, flags="SPEC_NODES")
     gpu, cpu = windows(scontrol, own + one, reservation="own")

@@ -1,4 +1,4 @@
-"""Saves of a training job that it hardly notices: see docs/training.md.
+"""Saves in the background of a training job: see docs/training.md.
 
 Torch is imported when a `Saver` is made; nothing else is imported that training has to wait for.
 """

@@ -1,4 +1,4 @@
-"""When training has to end: a signal, or the time limit of its job."""
+"""The end of a training: a signal, or the time limit of its job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEAST_SECONDS: Final = 60.0
 
 
 class Ending:
-    """Whether this process was told to end, or has little time left."""
+    """The signals and the time limit that end this process."""
 
     def __init__(self) -> None:
         """Catch the signals, if this is the main thread: no other one can."""

@@ -1,4 +1,4 @@
-"""The processes of one training: what they tell each other, in groups of our own.
+"""The processes of one training, and the messages between them.
 
 Training has its own groups. A collective of the writer's thread never mixes with one of training,
 because it goes through another group, over gloo, which needs no GPU.
@@ -19,7 +19,7 @@ _PATIENCE = timedelta(minutes=30)
 
 
 class Ranks:
-    """All processes of a training. Whoever makes one has to do so on each of them."""
+    """All processes of a training. Make it on each of them."""
 
     def __init__(self) -> None:
         together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

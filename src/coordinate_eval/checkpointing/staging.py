@@ -119,7 +119,7 @@ class Staged(DefaultSavePlanner):
 
 
 class Stager:
-    """What is known of the states of one training, so that each save need not find it out."""
+    """The layout of one training's states, kept from save to save."""
 
     def __init__(self, *, is_coordinator: bool) -> None:
         self._is_coordinator = is_coordinator
@@ -181,7 +181,7 @@ class Stager:
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """How much of a state a copy has."""
+    """The part of a state that a copy has."""
 
     seen: list[Any]
     epoch: int

@@ -41,7 +41,7 @@ class Job:
 
 @dataclass(frozen=True)
 class _Word:
-    """What a rank says of a step of a save: a path, or what went wrong."""
+    """A rank's report on a step of a save: a path, or what went wrong."""
 
     step: int
     error: str
@@ -51,7 +51,7 @@ class _Word:
 
 
 class Writer:
-    """Writes the jobs that it is given, in a thread of its own."""
+    """A thread that writes the jobs that it is given."""
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ class Places:
 
     @cached_property
     def excluded(self) -> frozenset[str]:
-        """Return the nodes that the settings exclude."""
+        """Return the nodes that the settings exclude from all jobs."""
         return self.hosts(self._settings.exclude)
 
     def reservation(self) -> Reservation | None:

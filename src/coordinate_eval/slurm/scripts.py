@@ -119,7 +119,6 @@ def _options(job: Job, settings: SlurmSettings, within: Collection[str]) -> tupl
         "--account": chosen.account,
         "--qos": chosen.qos,
         "--reservation": chosen.reservation,
-        "--exclude": ",".join(filter(None, (settings.exclude, *job.avoid))),
         "--constraint": settings.constraint if job.in_gpu_partition else "",
     }
     return (
@@ -139,7 +138,14 @@ def _options(job: Job, settings: SlurmSettings, within: Collection[str]) -> tupl
         "--requeue" if job.requeue else "--no-requeue",
         *(f"{name}={value}" for name, value in optional.items() if value),
         *_extra(settings),
+        *_avoided(job, settings),
     )
+
+
+def _avoided(job: Job, settings: SlurmSettings) -> list[str]:
+    """Return the option for the nodes that a job avoids. sbatch takes it in place of the site's."""
+    names = filter(None, (settings.exclude, *job.avoid))
+    return [f"--exclude={','.join(names)}"] if job.avoid else []
 
 
 def _memory(job: Job, settings: SlurmSettings) -> list[str]:

@@ -8,6 +8,9 @@ from pydantic import Field, field_validator
 from coordinate_eval.records import Record
 from coordinate_eval.slurm.environment import ANOTHER_CLUSTER
 
+_EXCLUDE = re.compile(r"(?:--exclude[=\s]|-x\s*)\s*(\S+)")
+"""An option that names nodes which no job may use."""
+
 
 class Chosen(NamedTuple):
     """The place where jobs of one kind run, and who pays for them."""
@@ -45,11 +48,6 @@ class SlurmSettings(Record):
         description="type of the GPUs for which Slurm has no type, such as h100",
     )
     constraint: str = Field(default="", description="features that nodes with GPUs must have")
-    exclude: str = Field(
-        default="",
-        pattern=r"^[A-Za-z0-9_.,\[\]-]*$",
-        description="nodes that no job may use, such as gpu[1-3],gpu7",
-    )
     memory: Literal[True, False, "per-cpu"] = Field(
         default=True,
         description="how jobs ask for memory: true, with --mem; per-cpu, with --mem-per-cpu, "
@@ -70,7 +68,8 @@ class SlurmSettings(Record):
     )
     extra_args: tuple[str, ...] = Field(
         default=(),
-        description="more options for sbatch; with `--exclusive`, jobs with GPUs get whole nodes",
+        description="more options for sbatch; with `--exclusive`, jobs with GPUs get whole nodes; "
+        "with `--exclude=gpu[1-3]`, no job of a run uses these nodes",
     )
 
     @field_validator("extra_args")
@@ -83,6 +82,12 @@ class SlurmSettings(Record):
                     f"are looked at: take it out; {ANOTHER_CLUSTER}"
                 )
         return options
+
+    @property
+    def exclude(self) -> str:
+        """Return the nodes that no job may use, such as gpu[1-3],gpu7: the last `--exclude`."""
+        found = (_EXCLUDE.fullmatch(option.strip()) for option in self.extra_args)
+        return next((match[1].strip("'\"") for match in reversed([*found]) if match), "")
 
     def of(self, gpu_work: bool) -> Chosen:
         """Return what is chosen for jobs of the GPU partition, or for all others."""

@@ -55,7 +55,7 @@ def complaint(error: BaseException) -> str:
 
 
 class _Printable:
-    """A stream for what others print, which no text in it steers."""
+    """A stream for the output of others, in which no text steers the terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

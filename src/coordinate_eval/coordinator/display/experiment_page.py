@@ -46,7 +46,7 @@ class Compared(NamedTuple):
 
 
 class Experiment(NamedTuple):
-    """All that the page shows."""
+    """The content of the page."""
 
     found: Series
     """The trainings, and the baseline's if it is one."""

@@ -96,7 +96,7 @@ def _table(table: Table) -> RichTable:
 
 
 class Chart:
-    """Renders a timeline; its last row shows the part of `metric_cpus` that is in use."""
+    """A timeline; its last row shows the part of `metric_cpus` that is in use."""
 
     def __init__(self, timeline: Timeline, metric_cpus: int) -> None:
         self._timeline, self._metric_cpus = timeline, metric_cpus

@@ -94,7 +94,7 @@ WORTH_TELLING = 0.01
 
 @dataclass(frozen=True)
 class Review:
-    """Everything that a dry run shows of a plan."""
+    """The content of a dry run's display of a plan."""
 
     plan: Plan
     run: Run

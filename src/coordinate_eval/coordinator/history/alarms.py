@@ -29,7 +29,7 @@ Kind = Literal["collapse", "drop", "not a number", "missing", "degenerate"]
 
 
 class Alarm(NamedTuple):
-    """Something about a checkpoint that a person should look at."""
+    """A fact about a checkpoint that a person should look at."""
 
     kind: Kind
     what: str

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,7 @@ _FORMER: Mapping[str, str] = {
     "scoring.dataset_minutes": "",
     "scoring.jobs": "harness.jobs",
     "scoring.memory_gib": "harness.memory_gib",
+    "slurm.exclude": "slurm.extra_args",
     "slurm.gpu_memory_gib": "gpu_memory_gib",
     "slurm.reader": "",
     "slurm.timeout_seconds": "",
@@ -80,6 +81,12 @@ _FORMER: Mapping[str, str] = {
     "trial.time_limit_factor": "",
 }
 """Settings of earlier versions, and what they are called now; empty if they are gone."""
+
+_AS_NOW: Mapping[str, Callable[[Any], Any]] = {
+    "max_nodes": str,
+    "slurm.exclude": lambda nodes: [f"--exclude={nodes}"] if nodes else [],
+}
+"""Functions from the value of a former setting to that of its successor, where they differ."""
 
 _FORMER_SECTIONS = {name.partition(".")[0] for name in _FORMER}
 
@@ -209,7 +216,7 @@ def _merged(layers: list[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
                 otherwise = "remove it; then `coordinate-eval config` lists all settings"
                 hint = _hint(name, known, otherwise)
                 raise UserError(f"unknown setting {name!r} {_in(layer.source)}; {hint}")
-            merged[name] = str(value) if given == "max_nodes" else value
+            merged[name] = _AS_NOW.get(given, lambda same: same)(value)
             sources[name] = layer.source
     return merged, sources
 

@@ -18,7 +18,7 @@ _MEAN = "mean"
 
 @dataclass(frozen=True)
 class Advice:
-    """Hold whether a training goes on, or goes back, and why.
+    """A decision: the training goes on, or goes back, and why.
 
     Args:
         onset: the first step that went wrong; None where training goes on.
@@ -42,7 +42,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Save:
-    """Hold a checkpoint to which a training can go back.
+    """A checkpoint to which a training can go back.
 
     Args:
         scores: what its scores say; None where it has not been evaluated.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Point:
-    """Hold what a training says about one step.
+    """A training's report about one step.
 
     Args:
         step: number of the optimizer's step.

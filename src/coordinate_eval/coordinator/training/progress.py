@@ -49,7 +49,7 @@ _TIME = re.compile(r"(20\d\d-[01]\d-[0-3]\d)[t ]([0-2]\d:[0-5]\d:[0-6]\d)")
 
 
 class FilePosition(Record):
-    """Where the next look goes on in a file, and what has been understood of it."""
+    """The place in a file where the next look goes on, and what is understood so far."""
 
     inode: int = 0
     head: str = ""
@@ -72,7 +72,7 @@ class FilePosition(Record):
 
 
 class Position(Record):
-    """Where the next look goes on in all files of a training."""
+    """The places where the next look goes on, in all files of a training."""
 
     files: Mapping[str, FilePosition] = {}
     leader: str | None = None
@@ -80,7 +80,7 @@ class Position(Record):
 
 
 class Look(NamedTuple):
-    """What is new since the look before."""
+    """The news since the look before."""
 
     points: Sequence[Point]
     position: Position
@@ -148,7 +148,7 @@ def _event_files(folder: Path) -> list[Path]:
 
 
 class _Reader:
-    """Reads what is new in one file."""
+    """A reader of what is new in one file."""
 
     def __init__(
         self, path: Path, position: FilePosition, patterns: Sequence[Pattern], notes: list[str]

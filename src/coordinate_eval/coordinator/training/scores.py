@@ -1,4 +1,4 @@
-"""What the scores of a training's checkpoints say: alarms, and which checkpoints have fallen."""
+"""Read a training's scores: its alarms, and which checkpoints have fallen."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from coordinate_eval.errors import UserError
 
 
 class Scores(NamedTuple):
-    """What is known of a training by its scores. Without scores all is empty."""
+    """A training's alarms and fallen checkpoints. Both are empty without scores."""
 
     alarms: Sequence[Alarm] = ()
     """Those that are true of the newest checkpoint with scores."""

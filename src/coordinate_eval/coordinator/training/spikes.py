@@ -63,7 +63,7 @@ class Spike(Record):
 
 
 class State(Record):
-    """What a detector knows, small enough for a file."""
+    """The knowledge of a detector, small enough for a file."""
 
     healthy: tuple[tuple[int, float], ...] = ()
     norms: tuple[float, ...] = ()
@@ -79,7 +79,7 @@ class State(Record):
 
 
 class Detector:
-    """Follows the reports of a training."""
+    """A follower of the reports of a training."""
 
     def __init__(self, state: State | None = None) -> None:
         known = state or State()

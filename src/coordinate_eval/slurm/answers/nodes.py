@@ -280,7 +280,7 @@ def _exclusion(fields: Fields, wanted: Wanted) -> str:
     if not wanted.partitions & _partitions(fields):
         return f"not in partition {','.join(sorted(wanted.partitions))}"
     if fields["NodeName"] in wanted.excluded:
-        return "in [slurm] exclude"
+        return "in --exclude of [slurm] extra_args"
     if wanted.reserved is not None and fields["NodeName"] not in wanted.reserved:
         return "not in [slurm] reservation"
     if wanted.memory and not _knows_memory(fields):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Display:
-    """Shows the facts of a supervision as they come."""
+    """The display of a supervision's facts as they come."""
 
     def __init__(self, run_dir: RunDir, run: Run, console: Console) -> None:
         self._dir, self._console = run_dir, console

@@ -95,7 +95,7 @@ def prefetch(inputs: Inputs, *, jobs: int, as_json: bool, verbose: bool) -> int:
 
 
 class _Display:
-    """Shows what is built: a bar on a terminal, elsewhere a line for each dataset."""
+    """The display of what is built: a bar on a terminal, elsewhere a line for each dataset."""
 
     def __init__(self, console: Console, datasets: int) -> None:
         self._console, self._datasets = console, datasets

@@ -1,4 +1,4 @@
-"""Commands around saving: what a training job saves is evaluated, and prompts are there before."""
+"""`watch` evaluates what a training job saves, and `prefetch` builds prompts before."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""Runs that are asked for where nobody can submit: into the spool, and out of it."""
+"""Requests for runs where nobody can submit: into the spool, and out of it."""
 
 import contextlib
 import os
@@ -208,7 +208,7 @@ def _absolute(path: Path | None) -> str | None:
 
 
 class Taker:
-    """Has a child process empty the spool of a run's `runs_dir` while the run is supervised."""
+    """A child process that empties the spool of a run's `runs_dir` while the run is supervised."""
 
     def __init__(self, run_dir: RunDir, run: Run) -> None:
         self._argv = [*jobs.program(sys.executable), "_submit", str(run_dir.root)]

@@ -96,7 +96,7 @@ class _Seen:
 
 @dataclass
 class Watch:
-    """A folder, if there is one, and how its checkpoints are to be evaluated."""
+    """A watched folder, or none, and the way to evaluate its checkpoints."""
 
     folder: Path | None
     pattern: Pattern

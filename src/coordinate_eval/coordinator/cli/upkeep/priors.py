@@ -45,7 +45,7 @@ SOME_NODES = 8
 
 
 class _Source(NamedTuple):
-    """The storage and format that copies of weights are told apart by."""
+    """The storage and format of a copy of weights."""
 
     storage: str
     converted: bool

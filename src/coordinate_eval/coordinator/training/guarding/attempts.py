@@ -46,7 +46,7 @@ class Guarded(Record):
 
 
 class What(StrEnum):
-    """What became of an attempt. The value is in the words that users read."""
+    """The outcome of an attempt, in the words that users read."""
 
     FINISHED = "finished"
     ENDED_EARLY = "ended before its last step"

@@ -20,7 +20,7 @@ LONGEST_PAUSE_SECONDS = 300.0
 
 
 class Beginnings:
-    """Begins the attempts of a training.
+    """The part of a guard that begins attempts.
 
     Args:
         hands: of the guard.

@@ -21,7 +21,7 @@ DAY_SECONDS = 86_400.0
 
 
 class Follows(StrEnum):
-    """What a cause brings about, if nothing speaks against it."""
+    """The usual consequence of a cause."""
 
     DONE = "done"
     STOP = "stop"
@@ -53,7 +53,7 @@ FOLLOWS = {
 
 
 class Decision(NamedTuple):
-    """What a guard does next."""
+    """The next step of a guard."""
 
     follows: Follows
     why: str

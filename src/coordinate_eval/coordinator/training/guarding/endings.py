@@ -37,7 +37,7 @@ without an answer, Slurm gives up a node and what runs there, and accounting has
 
 
 class Endings:
-    """Notes how attempts end, and has the next one begin.
+    """The part of a guard that notes how attempts end, and has the next one begin.
 
     Args:
         hands: of the guard.

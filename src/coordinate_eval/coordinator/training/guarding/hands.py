@@ -1,4 +1,4 @@
-"""The hands of every part of the guard: the training's files, the scheduler, and the time."""
+"""The tools of every part of a guard: the training's files, the scheduler, and the time."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class Superseded(Exception):
 
 
 class Scripts(Protocol):
-    """What a guard asks of the scheduler: see `slurm/batch.py`."""
+    """The scheduler, as a guard asks it: see `slurm/batch.py`."""
 
     def submit(
         self,
@@ -73,7 +73,7 @@ class Scripts(Protocol):
 
 
 class Checkpoints(Protocol):
-    """What a guard asks about checkpoints: see `healthy.py`."""
+    """The checkpoints, as a guard asks about them: see `healthy.py`."""
 
     def newest_step(self, since: float = 0.0) -> int | None:
         """Return the step of the newest one that was written since."""
@@ -101,7 +101,7 @@ class Checkpoints(Protocol):
 
 
 class Watch(Protocol):
-    """What a guard asks about the progress: see `watching.py`."""
+    """The progress, as a guard asks about it: see `watching.py`."""
 
     def files(self, logs: Logs) -> list[Path]:
         """Return the logs of an attempt."""
@@ -125,7 +125,7 @@ class Watch(Protocol):
 
 
 class NodeTests(Protocol):
-    """What a guard asks about nodes: see `testing_nodes.py`."""
+    """The nodes, as a guard asks about them: see `testing_nodes.py`."""
 
     def result(self, nodes: Sequence[str], partition: str) -> NodesTested | None:
         """Return what a test of nodes says; None while it goes on."""
@@ -134,7 +134,7 @@ class NodeTests(Protocol):
 
 @dataclass
 class Hands:
-    """A guard's hands.
+    """The tools of every part of a guard.
 
     Args:
         dir: the guard's folder.

@@ -25,7 +25,7 @@ CANCEL_AGAIN_SECONDS = 30.0
 
 
 class Living:
-    """Looks after the job of an attempt for as long as it waits or runs.
+    """The part of a guard that looks after a job while it waits or runs.
 
     Args:
         hands: of the guard.

@@ -26,7 +26,7 @@ LONGEST_PAUSE_SECONDS = 60.0
 
 
 class Guard:
-    """Guards one training to its end.
+    """The guard of one training, to its end.
 
     Args:
         hands: with which it works.

@@ -121,7 +121,7 @@ def _paced(found: Vitals, gone: float) -> Vitals:
 
 
 class Wrong(NamedTuple):
-    """What is wrong with a training that runs."""
+    """A fault of a training that runs."""
 
     what: What
     why: str
