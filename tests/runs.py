@@ -19,7 +19,7 @@ import yaml
 
 from coordinate_eval.coordinator.run.records import TrialProgress
 from coordinate_eval.records import Response
-from tests.tiny import shared_folder, tiny_model
+from tests.tiny import architectures, shared_folder, tiny_model
 
 T = TypeVar("T")
 
@@ -63,6 +63,7 @@ class Workspace:
             # Runs of seconds are to be on several nodes all the same.
             "COORDINATE_EVAL_RESTRAINT": "0",
         }
+        shutil.copytree(architectures(), folder / "cache" / "architectures", dirs_exist_ok=True)
 
     @property
     def memory(self) -> Path:

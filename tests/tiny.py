@@ -15,6 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from coordinate_eval.coordinator.inputs.checkpoints import guard
+
 MAX_LENGTH = 1024
 """Tokens of context of the model, prompt and output together."""
 
@@ -51,6 +53,13 @@ def tiny_model() -> Path:
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return made
+
+
+def architectures() -> Path:
+    """A folder with what a user's cache has once the tiny model has been compared: see `guard`."""
+    cache = tiny_model().with_name(f"{tiny_model().name}-cache")
+    guard.kept_architecture(json.loads((tiny_model() / "config.json").read_text()), cache)
+    return cache / "architectures"
 
 
 def sharded(folder: Path) -> Path:

@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 from tests.checkpoints import refused
 
+from coordinate_eval.coordinator.inputs.checkpoints import reading
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
 
 Tensors = dict[str, Any]
@@ -156,8 +157,6 @@ def test_what_fits_is_taken(tmp_path: Path, tensors: Tensors, config: dict[str, 
             | {f"layers.{n}.attention.query.weight": of(512, 512) for n in range(3)},
             ("such as attention.query.weight", "type llama", "trainer's converter"),
         ),
-        ({f"_orig_mod.{n}": t for n, t in llama().items()}, ("training wrapper", "unwrap_model")),
-        ({f"module.{n}": t for n, t in llama().items()}, ("'module.'", "Save model.module")),
         (
             llama() | {"model.layers.0.self_attn.q_proj.lora_A.weight": of(8, 512)},
             ("tensors of an adapter", "merge_and_unload"),
@@ -172,6 +171,14 @@ def test_what_does_not_fit_is_told(
     tmp_path: Path, tensors: Tensors, words: tuple[str, ...]
 ) -> None:
     refused(write(tmp_path / "step", tensors), str(tmp_path / "step"), *words)
+
+
+@pytest.mark.parametrize("wrapper", ["_orig_mod.", "module.", "module._fsdp_wrapped_module."])
+def test_names_of_training_wrappers_are_taken_off(tmp_path: Path, wrapper: str) -> None:
+    wrapped = {f"{wrapper}{name}": tensor for name, tensor in llama().items()}
+    found = inspect(write(tmp_path / "step", wrapped))
+    assert found.converted
+    assert reading.source(found).tensors.keys() == llama().keys()
 
 
 def test_experts_of_one_rank_are_not_all(tmp_path: Path) -> None:

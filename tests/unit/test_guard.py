@@ -37,6 +37,17 @@ def test_what_transformers_saves_is_the_architecture(kind: str) -> None:
     assert not guard.compare(described(trainers.weights(kind)), wanted, mapped=True).words()
 
 
+def test_what_a_config_was_found_to_have_is_kept(tmp_path: Path) -> None:
+    config = {**trainers.CONFIGS["llama"], "model_type": "llama"}
+    found = guard.kept_architecture(config, tmp_path)
+    assert found == architecture("llama") == guard.kept_architecture(config, tmp_path)
+    assert guard.kept_architecture({**config, "model_type": "of-nobody"}, tmp_path) is None
+
+    known, _ = (tmp_path / "architectures").iterdir()
+    known.write_text("{")
+    assert guard.kept_architecture(config, tmp_path) == found
+
+
 def test_a_missing_an_unknown_and_a_larger_tensor_are_told() -> None:
     wanted = architecture("llama")
     assert wanted is not None

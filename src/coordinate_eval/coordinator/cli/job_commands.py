@@ -261,8 +261,10 @@ def guard(run_dir: Path) -> None:
     from coordinate_eval.coordinator.run.records import read_run
 
     end_with_parent_if_asked()
-    checkpoint = lease.leased(read_run(enter(run_dir)))
-    found = guards.judge(checkpoint, reading.source(checkpoint))
+    run = read_run(enter(run_dir))
+    checkpoint = lease.leased(run)
+    cache = Path(run.settings.cache_dir).expanduser()
+    found = guards.judge(checkpoint, reading.source(checkpoint), cache)
     sys.stdout.write(f"{json.dumps(found.why)}\n")
 
 

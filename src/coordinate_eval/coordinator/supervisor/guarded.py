@@ -1,7 +1,7 @@
 """Check that the tensors of a checkpoint are the model of its config, before a GPU is asked for.
 
-To list the model's tensors takes torch and seconds, so a child process does it while prompts are
-built. If the child cannot tell, the run goes on.
+To list the model's tensors takes torch and seconds the first time, so a child process does it while
+prompts are built. If the child cannot tell, the run goes on.
 """
 
 import json
@@ -24,7 +24,6 @@ class Guard:
 
     def __init__(self, run_dir: RunDir, run: Run, tell: Callable[[str], None]) -> None:
         self._argv = [*jobs.program(run.python), "_guard", str(run_dir.root)]
-        self._needed = run.checkpoint.converted
         self._tell = tell
         self._child: subprocess.Popen[str] | None = None
         self._end = 0.0
@@ -32,17 +31,16 @@ class Guard:
         """The reason why the checkpoint is refused; empty if it is not."""
 
     def start(self) -> None:
-        """Start the child, if the checkpoint is one whose tensors no engine has seen."""
-        if self._needed:
-            self._end = time.monotonic() + _MOST_SECONDS
-            self._child = subprocess.Popen(
-                self._argv,
-                env=os.environ | ENDS_WITH_PARENT,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
+        """Start the child."""
+        self._end = time.monotonic() + _MOST_SECONDS
+        self._child = subprocess.Popen(
+            self._argv,
+            env=os.environ | ENDS_WITH_PARENT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
 
     def is_over(self) -> bool:
         """Return whether the child has answered, or no child is there."""

@@ -265,6 +265,7 @@ def _described(
         opened: Source = reading.stored(kind, weights, sides)
         text = text_config(whole, config_file)
         names = mappings.choose(opened.tensors, text.kind, mapping)
+        names = names or mappings.unwrapping(opened.tensors)
         if names is not None:
             opened = Renamed(opened, names, text, tied=fit.ties_embeddings(whole, text))
         elif kind is CheckpointFormat.SAFETENSORS and weights[0].name.startswith("consolidated"):

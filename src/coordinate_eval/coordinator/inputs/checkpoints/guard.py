@@ -2,15 +2,23 @@
 
 The tensors of an architecture are known from the class that transformers has for the config, made
 without memory for weights. That needs torch and seconds, so no command waits for it: a run's
-supervisor does it before the plan, and `coordinate-eval checkpoint CKPT --check` when asked.
+supervisor does it before the plan, and `coordinate-eval checkpoint CKPT --check` when asked. What
+was found is kept for the next checkpoint of the same config.
 """
 
+import contextlib
+import hashlib
+import importlib.metadata
+import json
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from pydantic import Field
+
+from coordinate_eval import _files
 from coordinate_eval._format import brief, plural
 from coordinate_eval._text_config import text_config
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
@@ -23,8 +31,9 @@ from coordinate_eval.coordinator.inputs.checkpoints.model.fit import (
     ties_embeddings,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import OUTPUTS, Renamed
-from coordinate_eval.errors import WeightsRefused
-from coordinate_eval.records import Checkpoint
+from coordinate_eval.errors import CoordinateError, WeightsRefused
+from coordinate_eval.records import Checkpoint, Record
+from coordinate_eval.records.base import schema
 
 _MOST_CONFIG_BYTES = 4 << 20
 _THREADS = 4  # that read tensors whole
@@ -34,28 +43,52 @@ _NUMBER = re.compile(r"\.\d+(?=\.)")
 _BUFFERS = re.compile(r"inv_freq$|rotary_emb\.|\.masked_bias$|\.attention\.bias$|\.attn\.bias$")
 """Names of tensors that models compute, and that some checkpoints have."""
 
+_KEPT = "architectures"  # a folder in the user's cache
 # Keys of a config that could name code, or kernels that are downloaded, and change no tensor.
 _DROPPED = ("auto_map", "quantization_config", "attn_implementation", "experts_implementation")
 
 
-class Architecture(NamedTuple):
+class Architecture(Record):
     """The tensors that checkpoints of an architecture have."""
 
-    shapes: Mapping[str, tuple[int, ...]]
-    tied: frozenset[str]
-    """Names of these that are others of these, and may lack."""
-    ignored: tuple[re.Pattern[str], ...]
-    """Names that are no mistake, such as those of layers that predict further tokens."""
-    prefix: str = ""
-    """Begins names, but in files of the model without its output layer."""
+    shapes: dict[str, tuple[int, ...]]
+    tied: frozenset[str] = Field(description="names that are others of these, and may lack")
+    ignored: list[str] = Field(
+        description="patterns of names that are no mistake: layers that predict further tokens, …"
+    )
+    prefix: str = Field(description="of names, but in files of the model without its output layer")
 
     def name_of(self, name: str) -> str:
         """Return the name that a tensor has here."""
-        return name if name in self.shapes or not self.prefix else self._prefixed(name)
-
-    def _prefixed(self, name: str) -> str:
         longer = f"{self.prefix}.{name}"
-        return longer if longer in self.shapes else name
+        return longer if name not in self.shapes and longer in self.shapes else name
+
+
+class _Known(Record):
+    """A file with an architecture, or none where transformers has no class for it."""
+
+    schema_: Literal["coordinate-eval/architecture@1"] = schema("coordinate-eval/architecture@1")
+    architecture: Architecture | None
+
+
+def kept_architecture(given: Mapping[str, Any], cache: Path) -> Architecture | None:
+    """Return `architecture` of a config, from the user's cache if it is known there."""
+    text = json.dumps([_version(), given], sort_keys=True)
+    name = f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    with contextlib.suppress(CoordinateError, OSError):
+        folder = _files.own_folder(cache / _KEPT)
+        if known := _files.read_record_if_there(folder / name, _Known):
+            return known.architecture
+    found = architecture(given)
+    with contextlib.suppress(CoordinateError, OSError):
+        _files.write_record(_files.own_folder(cache / _KEPT) / name, _Known(architecture=found))
+    return found
+
+
+def _version() -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("transformers")
+    return ""
 
 
 def architecture(given: Mapping[str, Any]) -> Architecture | None:
@@ -63,6 +96,10 @@ def architecture(given: Mapping[str, Any]) -> Architecture | None:
 
     No code is run but that of transformers.
     """
+    kind = given.get("model_type")
+    values = {k: v for k, v in given.items() if k not in _DROPPED and not k.startswith("_")}
+    if "quantization_config" in given:
+        return None
     try:
         import torch
         from transformers import AutoModelForCausalLM
@@ -70,9 +107,7 @@ def architecture(given: Mapping[str, Any]) -> Architecture | None:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     except ImportError:
         return None
-    kind = given.get("model_type")
-    values = {k: v for k, v in given.items() if k not in _DROPPED and not k.startswith("_")}
-    if "quantization_config" in given or kind not in CONFIG_MAPPING:
+    if kind not in CONFIG_MAPPING:
         return None
     try:
         made = CONFIG_MAPPING[str(kind)](**values)
@@ -85,19 +120,19 @@ def architecture(given: Mapping[str, Any]) -> Architecture | None:
     ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     return Architecture(
-        {name: tuple(tensor.shape) for name, tensor in state.items()},
-        frozenset(tied),
-        (*map(re.compile, ignored), *_further(given)),
-        getattr(model, "base_model_prefix", ""),
+        shapes={name: tuple(tensor.shape) for name, tensor in state.items()},
+        tied=frozenset(tied),
+        ignored=[*ignored, *_further(given)],
+        prefix=getattr(model, "base_model_prefix", ""),
     )
 
 
-def _further(given: Mapping[str, Any]) -> list[re.Pattern[str]]:
+def _further(given: Mapping[str, Any]) -> list[str]:
     """Return what matches the names of layers that predict further tokens, after all others."""
     first, count = given.get("num_hidden_layers"), given.get("num_nextn_predict_layers")
     if not isinstance(first, int) or not isinstance(count, int) or count > _MOST_FURTHER:
         return []
-    return [re.compile(rf"\.layers\.{first + each}\.") for each in range(count)]
+    return [rf"\.layers\.{first + each}\." for each in range(count)]
 
 
 class Differences(NamedTuple):
@@ -141,8 +176,8 @@ def compare(tensors: Mapping[str, Tensor], wanted: Architecture, *, mapped: bool
     """Compare tensors with an architecture.
 
     Names that transformers wrote long ago may be others than today's. So, unless a mapping made the
-    names, unknown ones count only in layers beyond those of the architecture. Beside unknown ones,
-    missing ones count only in modules that are known, unless most of a layer is missing.
+    names, unknown ones count only if they are biases, or in layers beyond the architecture's.
+    Beside unknown ones, missing ones count only in modules that are known, unless most are missing.
     """
     tensors = {wanted.name_of(name): tensor for name, tensor in tensors.items()}
     unknown = [
@@ -150,7 +185,7 @@ def compare(tensors: Mapping[str, Tensor], wanted: Architecture, *, mapped: bool
         for name in tensors
         if name not in wanted.shapes
         and not _BUFFERS.search(name)
-        and not any(each.search(name) for each in wanted.ignored)
+        and not any(re.search(each, name) for each in wanted.ignored)
         and name.rpartition(".")[0] not in _outputs(wanted)
     ]
     missing = [name for name in wanted.shapes if name not in tensors and name not in wanted.tied]
@@ -174,13 +209,18 @@ def compare(tensors: Mapping[str, Tensor], wanted: Architecture, *, mapped: bool
 
 
 def _beyond(unknown: Sequence[str], wanted: Architecture) -> list[str]:
-    """Return the names that the architecture would have if it had more layers, or experts."""
+    """Return the names that the architecture would have if it had more layers, experts or biases.
+
+    Engines pass over a bias that they do not expect.
+    """
+    modules = {name.rpartition(".")[0] for name in wanted.shapes}
     forms = {_NUMBER.sub(".", name) for name in wanted.shapes}
     numbered = {part for name in wanted.shapes for part in _numbered(name)}
     return [
         name
         for name in unknown
-        if _NUMBER.sub(".", name) in forms and not numbered.issuperset(_numbered(name))
+        if (_NUMBER.sub(".", name) in forms and not numbered.issuperset(_numbered(name)))
+        or (name.endswith(".bias") and name.removesuffix(".bias") in modules)
     ]
 
 
@@ -209,15 +249,17 @@ class Verdict(NamedTuple):
     """The reason why it is refused; empty if it is not."""
 
 
-def judge(checkpoint: Checkpoint, source: Source) -> Verdict:
-    """Compare a checkpoint with its architecture."""
+def judge(checkpoint: Checkpoint, source: Source, cache: Path | None = None) -> Verdict:
+    """Compare a checkpoint with its architecture, which may be known in the user's cache."""
     config = next(Path(file) for file in checkpoint.files if Path(file).name == "config.json")
     whole = reading.config_of(source, checkpoint_files.read_json(config, _MOST_CONFIG_BYTES))
     # The language model of a larger one has other names in it. ModelOpt tells of quantized weights
     # in a file of its own.
     others = checkpoints.MODELOPT in (Path(file).name for file in checkpoint.files)
     others = others or text_config(whole, config).given is not whole
-    wanted = None if others else architecture(whole)
+    wanted = None
+    if not others:
+        wanted = kept_architecture(whole, cache) if cache else architecture(whole)
     if wanted is None:
         return Verdict(None, "")
     mapped = _is_mapped(checkpoint)
@@ -226,7 +268,8 @@ def judge(checkpoint: Checkpoint, source: Source) -> Verdict:
     if not words:
         return Verdict(found, "")
     by = f", by the mapping {checkpoint.mapping.trainer}" if checkpoint.mapping else ""
-    then = ", or a mapping of your own with --mapping" if mapped else ""
+    named = mapped or _mostly_missing(found.missing, wanted)
+    then = ", or a mapping of its names with --mapping" if named else ""
     return Verdict(
         found,
         f"checkpoint {checkpoint.path} is not the model of its config.json{by}: {words}. Give the "
@@ -236,7 +279,8 @@ def judge(checkpoint: Checkpoint, source: Source) -> Verdict:
 
 def _is_mapped(checkpoint: Checkpoint) -> bool:
     """Return whether a mapping made the names of tensors, in the checkpoint or in its parts."""
-    return checkpoint.mapping is not None or any(map(_is_mapped, checkpoint.parts))
+    rules = checkpoint.mapping.rules if checkpoint.mapping else ()
+    return not all(rule.kept for rule in rules) or any(map(_is_mapped, checkpoint.parts))
 
 
 class NotFinite(NamedTuple):

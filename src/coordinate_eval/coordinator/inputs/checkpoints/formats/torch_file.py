@@ -66,7 +66,8 @@ _DAMAGED = (
 
 # Names that torch.compile, FSDP and activation checkpointing insert. No module is named so.
 _WRAPPERS = re.compile(
-    r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+    r"(?:^|(?<=\.))"
+    r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
 )
 # First parts of names in models of Hugging Face, which the name of an attribute may precede.
 _MOST_BESIDE = 0.1  # of tensors, such as counters and heads of losses, in a module that trains it

@@ -33,9 +33,6 @@ CHECKS: Final = {
 FLOATS: Final = ("float64", "float32", "float16", "bfloat16")
 """The types of weights that are not quantized."""
 
-_WRAPPED = re.compile(
-    r"(?:^|\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
-)
 _FLAT = re.compile(r"(?:^|\.)_?flat_param(?:_\d+)?$")
 _ADAPTED = re.compile(r"\.lora_[AB]\.|^base_model\.model\.")
 _LAYER = re.compile(r"(.*?)\.(\d{1,6})\.(.*)", re.DOTALL)
@@ -118,16 +115,10 @@ def check(
 
 
 def _check_names(model: _Model) -> None:
-    """Refuse names that no model has: those of training wrappers, and of adapters."""
+    """Refuse names that no model has: those of flat parameters, and of adapters."""
     # Phi-4-multimodal has adapters for speech and images, and they are in its config.
     own = any(key.endswith("_lora") for key in model.whole)
     for name in model.tensors:
-        if _WRAPPED.search(name):
-            raise UserError(
-                f"checkpoint {model.place} has tensors of a training wrapper, such as "
-                f"{brief(name)}, that engines do not know. Save the model inside it: "
-                "accelerator.unwrap_model(model), or model._orig_mod after torch.compile"
-            )
         if _FLAT.search(name):
             raise UserError(
                 f"checkpoint {model.place} has the flat parameters of FSDP ({brief(name)} …), not "
@@ -138,11 +129,6 @@ def _check_names(model: _Model) -> None:
                 f"checkpoint {model.place} has tensors of an adapter, such as {brief(name)}. Merge "
                 "it into its base model first: merge_and_unload().save_pretrained(OUT)"
             )
-    if all(name.startswith("module.") for name in model.tensors):
-        raise UserError(
-            f"checkpoint {model.place} has the prefix 'module.' of DistributedDataParallel before "
-            "the name of each tensor, which engines do not know. Save model.module"
-        )
 
 
 def _check_hull(model: _Model) -> None:

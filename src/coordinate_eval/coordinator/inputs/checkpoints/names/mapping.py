@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from coordinate_eval import _user_files
 from coordinate_eval._format import brief
+from coordinate_eval.coordinator.inputs.checkpoints.formats import torch_file
 from coordinate_eval.coordinator.inputs.checkpoints.names import patterns
 from coordinate_eval.coordinator.inputs.suites.located_yaml import (
     Located,
@@ -139,6 +140,17 @@ def choose(names: Collection[str], kind: str, own: Path | None = None) -> Tensor
                 "mapping of your own with --mapping FILE: docs/checkpoints.md has an example"
             )
     return None
+
+
+def unwrapping(names: Collection[str]) -> TensorMapping | None:
+    """Return what takes the names of training wrappers off; None if there are none.
+
+    Accelerate leaves them in safetensors, for one.
+    """
+    own = torch_file.own_names(names)
+    if len(own) == len(names) and all(name == old for old, name in own.items()):
+        return None
+    return TensorMapping(trainer="a wrapper of training", rules=[Rule(source=[KEPT], to=[KEPT])])
 
 
 def parse(source: Source, name: str) -> Written:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from coordinate_eval._format import brief
 from coordinate_eval._text_config import TextConfig
+from coordinate_eval.coordinator.inputs.checkpoints.formats import torch_file
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
     Box,
     Layout,
@@ -190,13 +191,14 @@ class _Recipes:
                 f"{len(matched.left_over):,} of {len(self._tensors):,} tensors fit none of its "
                 f"rules, such as {brief(matched.left_over[0])}"
             )
+        own = torch_file.own_names(self._tensors)
         together: dict[_Key, dict[int, dict[int, str]]] = {}
         for name, member in matched.members.items():
             rule = self._mapping.rules[member.rule]
             if not rule.to:
                 continue
             if rule.kept:
-                self._keep(name)
+                self._keep(name, own.get(name))
                 continue
             wanted = _wanted(rule)
             stacked = [h for h in member.values if h not in wanted and "|" not in h]
@@ -218,13 +220,15 @@ class _Recipes:
             self._make(key, [self._stack(sources[place]) for place in sorted(sources)])
         return self._recipes
 
-    def _keep(self, name: str) -> None:
-        """Add a tensor that is as it is."""
-        if name in self._recipes:
-            raise self._twice(name, self._recipes[name].pieces[0].name, name)
+    def _keep(self, name: str, own: str | None) -> None:
+        """Add a tensor that is as it is, by its own name; None is beside the model."""
+        if own is None:
+            return
+        if own in self._recipes:
+            raise self._twice(name, self._recipes[own].pieces[0].name, own)
         tensor = self._tensors[name]
         piece = _Piece(name, (0,) * len(tensor.shape), tensor.shape)
-        self._recipes[name] = _Recipe(tensor, (piece,), tensor.shape, transpose=False, heads=0)
+        self._recipes[own] = _Recipe(tensor, (piece,), tensor.shape, transpose=False, heads=0)
 
     def _stack(self, members: Mapping[int, str]) -> list[str]:
         """Return the names of tensors that are stacked, in order."""
