@@ -21,24 +21,35 @@ LAST = 60
 class Training:
     """A training of a user, with its script, its faults by attempt, and its guard."""
 
-    def __init__(self, folder: Path, faults: dict[int, dict[str, Any]], **policy: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        faults: dict[int, dict[str, Any]],
+        *words: object,
+        nodes: int = 1,
+        last: int = LAST,
+        **policy: Any,
+    ) -> None:
         self.user = Workspace(folder)
         self.saves = folder / "ckpts"
         self.script, self.policy = folder / "train.sbatch", folder / "guard.toml"
         (folder / "faults.json").write_text(json.dumps(faults))
-        call = f"{sys.executable} {TRAINING} {self.saves} {LAST} {folder / 'faults.json'}"
-        options = ("--time=10", "--mem=100", f"--output={folder}/train-%j.log")
+        call = f"{sys.executable} {TRAINING} {self.saves} {last} {folder / 'faults.json'}"
+        call = " ".join([call, *map(str, words)])
+        output = f"--output={folder}/train-%j.log"
+        options = ("--time=10", "--mem=100", f"--nodes={nodes}", output)
         lines = [*(f"#SBATCH {option}" for option in options), f"exec {call}"]
         self.script.write_text("\n".join(["#!/bin/bash", *lines, ""]))
-        values = {"last_step": LAST, "pause_seconds": 0, "test_nodes": False, **policy}
-        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+        values = {"last_step": last, "pause_seconds": 0, "test_nodes": False, **policy}
+        given = {key.rstrip("_"): each for key, each in values.items() if each is not None}
+        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
         self.policy.write_text(text)
         self.args = ("guard", self.script, "--checkpoints", self.saves, "--policy", self.policy)
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(
-            self.user.call("guard", "status", "--json", status=None).stdout
-        )
+        done = self.user.call("guard", "status", "--json", status=None)
+        assert done.stdout, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
         return found
 
     def ends(self) -> list[str]:
@@ -56,13 +67,14 @@ class Training:
 def test_a_training_comes_to_its_end_through_every_kind_of_fault(
     slurm_cluster: DevCluster, tmp_path: Path
 ) -> None:
-    faults = {
+    faults: dict[int, dict[str, Any]] = {
         1: {"kind": "hardware", "at": 15},
         2: {"kind": "hang", "at": 25},
         3: {"kind": "nan", "at": 35},
         4: {"kind": "exit", "at": 45},
+        5: {"kind": "deleted"},
     }
-    training = Training(tmp_path, faults, silent_seconds=5)
+    training = Training(tmp_path, faults, silent_seconds=5, last_step=None)
     training.user.call(*training.args)
     until(lambda: training.status()["state"] == "complete", "the end of the training")
     assert training.ends() == [
@@ -70,10 +82,16 @@ def test_a_training_comes_to_its_end_through_every_kind_of_fault(
         "hung",
         "loss not finite",
         "ended before its last step",
+        "failed",
         "finished",
     ]
     training.check_weights()
-    assert training.status()["attempts"][0]["cause"]["reason"] == "ECC Error"
+    first, *_, early, deleted, last = training.status()["attempts"]
+    assert first["cause"]["reason"] == "ECC Error"
+    assert early["why"] == f"step 44 of {LAST}, by its log"
+    assert deleted["cause"] is None
+    assert deleted["why"].endswith("step-40 was deleted before the training had read it")
+    assert last["checkpoint"].endswith("step-30")
     until(lambda: not queue(), "an empty cluster")
 
 

@@ -250,7 +250,7 @@ def test_a_good_node_that_is_avoided_is_said_to_be(settings: Settings) -> None:
 
 def test_names_of_nodes_are_quoted_in_the_line_that_drains() -> None:
     bad = [doctor.TriedNode(node=name, verdict=Verdict.BAD) for name in ("a", "$(b)")]
-    assert "'nodename=a,$(b)'" in doctor.drain_command(bad)
+    assert "'nodename=a,$(b)'" in doctor.drain_command(doctor.bad_of(bad))
 
 
 def test_one_machine_is_no_cluster_of_nodes(settings: Settings, on_cluster: OnCluster) -> None:

@@ -18,6 +18,7 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.training.advice import Save
 from coordinate_eval.coordinator.training.guarding.attempts import (
     Cancelled,
+    Evaluated,
     GuardDir,
     Guarded,
     Logs,
@@ -202,6 +203,9 @@ class World:
     def result(self, nodes: Sequence[str], partition: str) -> NodesTested | None:
         return NodesTested(words="tested in pairs: 2 good")
 
+    def compare(self, number: int, saves: Sequence[Save], now: float) -> Evaluated | None:
+        return Evaluated()
+
 
 class Tried(Hands):
     """Hands that are killed between files, too."""
@@ -231,7 +235,7 @@ def guard_of(
     guard_dir.guarded.write_text(guarded.model_dump_json())
     (root / "told").mkdir(exist_ok=True)
     hands = Tried(
-        guard_dir, guarded, world, world, world, world, {},
+        guard_dir, guarded, world, world, world, world, world, {},
         lambda key, message: told(key) if told else None, lambda words: None, clock,
     )  # fmt: skip
     return Guard(hands)
@@ -441,6 +445,32 @@ def test_a_training_goes_back_where_that_is_advised_and_obeyed(
         assert second is None
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_training_goes_further_back_where_first_signals_have_fallen_earlier(
+    tmp_path: Path, fails: bool
+) -> None:
+    class Compared(Diverging):
+        def compare(self, number: int, saves: Sequence[Save], now: float) -> Evaluated | None:
+            seen.append([each.step for each in saves])
+            if len(seen) < 3:
+                return None
+            if fails:
+                raise ClusterError("no answer")
+            return Evaluated(onset=5, words="step 6: fallen")
+
+        def saves(self, spoiled: Sequence[tuple[int, float]] = ()) -> list[Save]:
+            first = min((step for step, _ in spoiled), default=LAST)
+            return [each for each in super().saves() if each.step < first]
+
+    seen: list[list[int]] = []
+    world = Compared()
+    world.root = tmp_path / "guard"
+    assert run(world, world.root, SetClock(), rollback=True).complete
+    assert seen == [[3, 6]] * 3
+    second = GuardDir(world.root).attempt(2)
+    assert second is not None and second.step == (6 if fails else 3)
+
+
 def test_a_training_that_ends_well_with_losses_that_are_no_numbers_is_not_complete(
     tmp_path: Path,
 ) -> None:
@@ -574,7 +604,7 @@ def test_a_script_that_ends_at_once_each_time_is_given_up(tmp_path: Path) -> Non
     world = Useless()
     found = run(world, tmp_path / "guard", SetClock())
     assert not found.complete
-    assert found.why.startswith("ended before its last step; 6 attempts in a row")
+    assert found.why.startswith("ended before its last step: it has come to no step; 6 attempts")
     assert len(world.ran) == 6
 
 
@@ -595,3 +625,54 @@ def test_nodes_that_may_not_be_drained_hold_no_training_up(tmp_path: Path) -> No
     assert found is not None and found.complete
     assert tested is not None and "Invalid user id" in tested.words
     assert tested.bad == ("n2",)
+    assert tested.drain.startswith("scontrol update nodename=n2 state=drain")
+
+
+@pytest.mark.parametrize(
+    ("counted", "early", "words"),
+    [
+        (LAST, True, "finished at step 12"),
+        (LAST + 1, False, "finished at step 12"),  # counted from 0, or not all reported
+        (0, False, "neither its log nor the policy names its last step"),
+    ],
+)
+def test_exit_0_without_a_last_step_is_complete_where_the_log_counts_no_further(
+    tmp_path: Path, counted: int, early: bool, words: str
+) -> None:
+    class Counting(World):
+        def _run(self, job: _Job) -> None:
+            super()._run(job)
+            if early and job.attempt == 1 and job.step == LAST // 2:
+                job.shown = replace(job.shown, state=State.ENDED, end=End.COMPLETED)
+
+        def vitals(self, number: int) -> Vitals:
+            return Vitals(total=counted)
+
+        def look(self, number: int, now: float) -> Vitals:
+            found = super().look(number, now)
+            return found.model_copy(update={"total": counted, "apart": 1})
+
+    found = run(Counting(), tmp_path / "guard", SetClock(), policy=Policy())
+    assert found.complete
+    assert words in found.why
+    ends = [each.why for each in GuardDir(tmp_path / "guard").history()]
+    assert ends == (["step 6 of 12, by its log", ""] if early else [""])
+
+
+def test_exit_0_at_the_schedulers_word_is_no_end_where_nothing_names_the_last_step(
+    tmp_path: Path,
+) -> None:
+    class Warned(World):
+        def _run(self, job: _Job) -> None:
+            super()._run(job)
+            if job.attempt == 1 and job.step == LAST // 2:
+                job.shown = replace(job.shown, state=State.ENDED, end=End.COMPLETED)
+
+        def describe(self, job_id: str) -> Described | None:
+            found = super().describe(job_id)
+            early = found is not None and job_id == "1" and found.end is End.COMPLETED
+            return replace(found, told=End.PREEMPTED) if early and found is not None else found
+
+    assert run(Warned(), tmp_path / "guard", SetClock(), policy=Policy()).complete
+    ends = [each.what for each in GuardDir(tmp_path / "guard").history()]
+    assert ends == [What.PREEMPTED, What.FINISHED]

@@ -212,3 +212,24 @@ def test_attempts_follow_each_other(tmp_path: Path) -> None:
 
     assert [p.step for p in points] == [*range(1, 30), *range(11, 40), 40]
     assert not notes
+
+
+@pytest.mark.parametrize(
+    ("text", "total"),
+    [
+        ("step 5/100 loss 2.5", 100),
+        ("Step: 5 of 1,000, loss: 2.5", 1000),
+        (" iteration        5/     500 | lm loss: 2.5E+00 | grad norm: 1.0 |", 500),
+        ('{"current_steps": 5, "total_steps": 60, "loss": 2.5}', 60),
+        ("{'loss': 2.5, 'epoch': 0.1}\n  5%|▌    | 5/100 [00:01<00:19,  5.0it/s]", 0),
+        ("  5%|▌    | 5/100 [00:01<00:19,  5.0it/s]\r{'loss': 2.5, 'epoch': 0.1}", 100),
+        ("step 5 loss 2.5", 0),
+        ("step 5/100 loss 2.5\nstep 6 loss 2.5", 0),
+        ("step 5 loss 2.5 tokens 7/100", 0),
+    ],
+)
+def test_the_total_to_which_a_training_counts_is_read(
+    text: str, total: int, tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_text(f"{text}\n")
+    assert look([tmp_path / "log"]).total == total

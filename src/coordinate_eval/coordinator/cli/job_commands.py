@@ -313,6 +313,20 @@ def test_nodes(folder: Path, nodes: str, partition: str = "") -> int:
     return find_bad_nodes(settings, nodes, as_json=True)
 
 
+def evaluate(folder: Path, checkpoint: Path, run: Path) -> int:
+    """Submit the run of a checkpoint to which a guard may go back, on GPUs that are free now."""
+    from coordinate_eval.coordinator.cli.launch.run import start_run
+    from coordinate_eval.coordinator.inputs.suites import suite
+    from coordinate_eval.coordinator.planning.new_run import read_inputs
+    from coordinate_eval.coordinator.training.guarding.guard_job import open_guard, read_guarded
+
+    guarded = read_guarded(open_guard(folder))
+    asked = {"suite": guarded.policy.suite, "first_signal": True, "queue": False}
+    settings = guarded.settings.model_copy(update={**asked, "cluster": "slurm"})
+    inputs = read_inputs(settings, suite.load(settings.suite), checkpoint, strict=False)
+    return start_run(inputs, run)
+
+
 COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "_supervise": supervise,
     "_submit": submit,
@@ -332,10 +346,11 @@ COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "_guard_training": guard_training,
     "_examine_checkpoint": examine_checkpoint,
     "_test_nodes": test_nodes,
+    "_evaluate": evaluate,
 }
 """The commands of jobs. What they return is their exit status; None is success."""
 
-_WITHOUT_RUN = (examine, gather, guard_training, examine_checkpoint, test_nodes)
+_WITHOUT_RUN = (examine, gather, guard_training, examine_checkpoint, test_nodes, evaluate)
 
 
 class _Log:

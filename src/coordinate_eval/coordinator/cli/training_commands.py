@@ -167,7 +167,10 @@ def start(
     say(f"guard {guarded.name} is {who}, in {guard_dir.root}")
     say(f"`coordinate-eval guard status {guarded.name}` shows the training")
     if guarded.policy.last_step is None and not guarded.policy.done_file:
-        say("exit 0 counts as complete: `last_step` or `done_file` in --policy says when it is")
+        say(
+            "exit 0 counts as complete unless the log counts to more steps, as in `step 5/100`: "
+            "`last_step` or `done_file` in --policy says when it is"
+        )
 
 
 @app.command()

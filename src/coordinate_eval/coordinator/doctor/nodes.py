@@ -212,8 +212,13 @@ def of_busy(busy: Sequence[Busy], *, named: bool) -> Iterator[Finding]:
         yield ok("not tested", "; ".join(reasons(busy)))
 
 
-def drain_command(nodes: Sequence[TriedNode]) -> str:
-    """Return the command with which an administrator drains the bad nodes; '' if there are none."""
-    bad = ",".join(each.node for each in nodes if each.verdict is Verdict.BAD)
-    words = ("scontrol", "update", f"nodename={bad}", "state=drain", f"reason={DRAIN_REASON}")
+def drain_command(bad: Sequence[str]) -> str:
+    """Return the command with which an administrator drains bad nodes; '' if there are none."""
+    named = f"nodename={','.join(bad)}"
+    words = ("scontrol", "update", named, "state=drain", f"reason={DRAIN_REASON}")
     return shlex.join(words) if bad else ""
+
+
+def bad_of(nodes: Sequence[TriedNode]) -> list[str]:
+    """Return the names of the bad ones among nodes that were tested."""
+    return [each.node for each in nodes if each.verdict is Verdict.BAD]

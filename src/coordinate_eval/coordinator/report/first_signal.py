@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.report.main_metric import metrics
+from coordinate_eval.coordinator.report.main_metric import main_score, metrics
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.records import DatasetRequests, DatasetResults, Record, Span, schema
@@ -33,6 +33,16 @@ class Interval(Record):
     high: float | None = Field(default=None, description="value + 1.96 standard errors")
 
 
+class Main(Record):
+    """The main metric of a dataset over the items of its slice."""
+
+    metric: str
+    value: float
+    stderr: float | None
+    items: int
+    higher_is_better: bool
+
+
 class Signal(Record):
     """The estimates for one dataset."""
 
@@ -43,6 +53,7 @@ class Signal(Record):
     )
     of_tasks: int
     estimates: dict[str, dict[str, Interval]] = Field(description="task or group → metric → value")
+    main: Main | None = Field(default=None, description="the main metric; null if there is none")
 
 
 class FirstSignal(Record):
@@ -109,6 +120,22 @@ def estimate(results: DatasetResults, index: DatasetRequests) -> Signal:
         tasks=len(results.n_samples),
         of_tasks=len(index.versions),
         estimates=estimates,
+        main=_main(results),
+    )
+
+
+def _main(results: DatasetResults) -> Main | None:
+    found = main_score(results)
+    if found is None:
+        return None
+    name = found.metric.partition(",")[0]
+    said = [table.get(name, True) for table in results.higher_is_better.values()]
+    return Main(
+        metric=found.metric,
+        value=found.value,
+        stderr=found.stderr,
+        items=results.items,
+        higher_is_better=all(each is not False for each in said),
     )
 
 

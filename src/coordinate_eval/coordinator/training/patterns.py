@@ -37,6 +37,10 @@ _OTHERS = re.compile(  # what comes before the losses of anything but the traini
 )
 _BETWEEN = r"""["']?\s{0,20}[:=]?\s{0,20}["']?"""
 _COUNT = re.compile(_BETWEEN + r"(\d{1,3}(?:,\d{3})+|\d{1,15})(?:\.0{1,9})?(?!\w|[.,]\d)")
+_OF = re.compile(r"\s{0,20}(?:/|of\s)\s{0,20}(\d{1,3}(?:,\d{3})+|\d{1,15})(?!\w|[.,]\d)")
+_TOTAL = ("total_steps", "max_steps", "total_iterations", "total_iters", "train_iters", "num_steps")
+"""Words before the number of all steps, beside the step that a line is of."""
+
 _FEW = re.compile(_BETWEEN + r"(\d{1,12})(?!\w)")
 _NUMBER = re.compile(
     _BETWEEN + r"([-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d{1,20})(?:\.\d{0,30})?(?:e[-+]?\d{1,4})?"
@@ -67,6 +71,13 @@ class Pattern(BaseModel):
     def step_in(self, line: str) -> int | None:
         """Return the step that a line names. The line is in small letters."""
         text = _found(self.step, _COUNT, line)
+        return None if text is None else int(text.replace(",", ""))
+
+    def total_in(self, line: str) -> int | None:
+        """Return the number of all steps that a line with a step names, as in `step 5/100`."""
+        match = _matched(self.step, _COUNT, line)
+        after = _OF.match(line, match.end()) if match is not None else None
+        text = after[1] if after is not None else _found(_TOTAL, _COUNT, line)
         return None if text is None else int(text.replace(",", ""))
 
     def values_in(self, line: str) -> dict[str, float]:
@@ -127,12 +138,18 @@ def bar_in(line: str) -> tuple[int, int] | None:
 
 def _found(words: tuple[str, ...], number: re.Pattern[str], line: str) -> str | None:
     """Return the number after the first of these words that a line has."""
+    match = _matched(words, number, line)
+    return None if match is None else match[1]
+
+
+def _matched(words: tuple[str, ...], number: re.Pattern[str], line: str) -> re.Match[str] | None:
+    """Return where the number after the first of these words is in a line."""
     for word in words:
         at = line.find(word)
         while at >= 0:
             starts = not (word[0].isalnum() or word[0] == "_") or at == 0 or _starts(line, at)
             if starts and (match := number.match(line, at + len(word))):
-                return match[1]
+                return match
             at = line.find(word, at + 1)
     return None
 

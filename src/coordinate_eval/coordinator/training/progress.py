@@ -63,6 +63,8 @@ class FilePosition(Record):
     """The step of an earlier line, which the next values are of."""
     total: int = 0
     """Steps that the training's progress bar goes to."""
+    goes_to: int = 0
+    """Steps that the training goes to, by what its last report is counted in; 0 if unknown."""
     counted: int = 0
     """The steps that reports without one are counted to."""
     recent: tuple[int, ...] = ()
@@ -86,6 +88,8 @@ class Look(NamedTuple):
     position: Position
     notes: Sequence[str]
     """What a person should know about the reading, such as a log without steps."""
+    total: int = 0
+    """Steps that the training goes to, as it says itself; 0 if it does not say it."""
 
 
 def look(
@@ -129,7 +133,9 @@ def look(
             points += new
         else:
             points += [p for p in new if p.loss is not None and not math.isfinite(p.loss)]
-    return Look(points, Position(files=files, leader=leader), notes)
+    of_leader = [files[leader]] if leader in files else files.values()
+    total = max((each.goes_to for each in of_leader), default=0)
+    return Look(points, Position(files=files, leader=leader), notes, total)
 
 
 def _event_files(folder: Path) -> list[Path]:
@@ -274,13 +280,16 @@ class _Reader:
             step = pattern.step_in(line)
             if pattern.later and step is not None:
                 state["carried"], state["pattern"] = step, number
+                state["goes_to"] = pattern.total_in(line) or 0
                 self._begin(step, line)
                 return
             if pattern.loss and "loss" not in values and not (pattern.later and values):
                 continue
             if not pattern.loss and step is None:
                 continue
-            if step is None:
+            if step is not None:
+                state["goes_to"] = pattern.total_in(line) or 0
+            else:
                 step = self._step_of_report(pattern)
             if step is None:
                 continue
@@ -295,6 +304,7 @@ class _Reader:
         """Return the step of values that come without one: of a line before, or counted."""
         state = self._state
         if state["carried"] is not None:
+            state["goes_to"] = state["total"] or state["goes_to"]
             return int(state["carried"])
         if pattern.every is None:
             return None
@@ -361,8 +371,10 @@ class _Reader:
     def _read_state(self, file: BinaryIO) -> None:
         """Read the history in a `trainer_state.json`, which is written anew at each save."""
         try:
-            history = json.loads(_files.read_bounded(file, self._path))["log_history"]
-            reports = [each for each in history if isinstance(each, dict)]
+            told = json.loads(_files.read_bounded(file, self._path))
+            reports = [each for each in told["log_history"] if isinstance(each, dict)]
+            if isinstance(total := told.get("max_steps"), int) and 0 < total <= MOST_STEP:
+                self._state["goes_to"] = total
         except (ValueError, TypeError, KeyError, RecursionError):
             self._notes.append(f"{self._path} has no `log_history`")
             return

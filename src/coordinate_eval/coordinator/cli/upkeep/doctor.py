@@ -93,7 +93,7 @@ def find_bad_nodes(settings: Settings, names: str | None, *, as_json: bool) -> i
         pass
     for _ in shown(doctor.of_busy(busy, named=names is not None), console):
         pass
-    drain = doctor.drain_command(tested)
+    drain = doctor.drain_command(doctor.bad_of(tested))
     verdicts = {each.verdict for each in tested} - {Verdict.UNTESTED}
     well = bool(verdicts) and verdicts <= _WELL
     if as_json:

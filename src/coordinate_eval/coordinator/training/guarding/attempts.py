@@ -148,6 +148,13 @@ class NodesTested(Record):
     drain: str = ""
 
 
+class Evaluated(Record):
+    """`attempts/N.evaluated.json`: what the first signals of checkpoints said of a way back."""
+
+    onset: int | None = Field(default=None, description="step from which on scores have fallen")
+    words: str = Field(default="", description="for a person; empty if none was asked for")
+
+
 class Over(Record):
     """`over.json`: the guard does nothing more."""
 
@@ -273,17 +280,24 @@ class GuardDir:
         """Return what a test of the nodes of an attempt said."""
         return _files.read_record_if_there(self.of_attempt(number, "nodes"), NodesTested)
 
+    def evaluated(self, number: int) -> Evaluated | None:
+        """Return what first signals said of the way back from an attempt."""
+        return _files.read_record_if_there(self.of_attempt(number, "evaluated"), Evaluated)
+
     def spoiled(self) -> list[tuple[int, float]]:
         """Return the steps from which on saves do not count, each with the time until which.
 
-        The losses were not finite, or the training went back behind them. A training that is ended
+        The losses were not finite, or the training went back behind them, perhaps further than
+        was advised at first, because the scores had fallen before. A training that is ended
         may save once more: what it saves until its job is gone does not count either.
         """
         found = []
         for number in range(1, self.latest() + 1):
             end, cancelled = self.of_attempt(number, "end"), self.cancelled(number)
             if cancelled is not None and cancelled.onset is not None:
-                found.append((cancelled.onset, _files.modified(end) or math.inf))
+                evaluated = self.evaluated(number) or Evaluated()
+                onset = min(cancelled.onset, evaluated.onset or cancelled.onset)
+                found.append((onset, _files.modified(end) or math.inf))
         return found
 
     def notices(self) -> dict[Path, Notice]:

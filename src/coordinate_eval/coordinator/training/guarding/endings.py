@@ -1,11 +1,12 @@
 """A job that is gone: what became of it, why, who is to blame, and what follows."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from coordinate_eval import _files
 from coordinate_eval._format import brief
 from coordinate_eval.clusters.protocol import End
-from coordinate_eval.coordinator.doctor.nodes import DRAIN_REASON
+from coordinate_eval.coordinator.doctor.nodes import DRAIN_REASON, drain_command
 from coordinate_eval.coordinator.incidents.bad_nodes import avoid
 from coordinate_eval.coordinator.planning.places.asked_nodes import expand
 from coordinate_eval.coordinator.training.guarding import why
@@ -14,6 +15,7 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
     Begun,
     Cancelled,
     Ended,
+    Evaluated,
     JobOf,
     NodesTested,
     What,
@@ -27,8 +29,8 @@ from coordinate_eval.coordinator.training.guarding.decide import (
 )
 from coordinate_eval.coordinator.training.guarding.hands import Hands
 from coordinate_eval.coordinator.training.guarding.healthy import Choice
-from coordinate_eval.coordinator.training.guarding.vitals import wrong
-from coordinate_eval.errors import ClusterError
+from coordinate_eval.coordinator.training.guarding.vitals import Vitals, wrong
+from coordinate_eval.errors import ClusterError, CoordinateError
 from coordinate_eval.slurm.batch import BatchJob, Described
 
 FORGOTTEN_SECONDS = 300.0
@@ -82,14 +84,16 @@ class Endings:
         reached = max((s for s in (vitals.last_step, saved) if s is not None), default=None)
         before = self._furthest()
         told = described.told if described is not None else None
-        finished = self._is_finished(reached, cancelled)
-        what = why.what_of(end, cancelled, finished=finished, told=told)
+        lacks = self._lacks(attempt, vitals, reached, told)
+        what = why.what_of(end, cancelled, finished=not lacks, told=told)
         if what is What.HUNG and self._is_saved(saved):
             what = What.FINISHED  # all is saved, and only its processes did not end
         cause = cancelled.cause if cancelled is not None else None
         if what in (What.FAILED, What.OUT_OF_MEMORY, What.NODE_FAILED, What.LOST):
             cause = why.cause_of_attempt(self._hands, number, described)
         words = cancelled.why if cancelled is not None and what is cancelled.what else ""
+        if what is What.ENDED_EARLY:
+            words = lacks
         failed_at_once = what is What.FAILED and reached is None
         if failed_at_once and attempt.checkpoint and not Path(attempt.checkpoint).exists():
             # What its log says of a missing file is no error of the script.
@@ -148,24 +152,42 @@ class Endings:
             return True
         return policy.last_step is not None and saved is not None and saved >= policy.last_step
 
-    def _is_finished(self, reached: int | None, cancelled: Cancelled | None) -> bool:
-        policy = self._hands.policy
+    def _lacks(
+        self, attempt: Attempt, vitals: Vitals, reached: int | None, told: End | None
+    ) -> str:
+        """Return what a training that ended with exit 0 has not done; empty if it is complete.
+
+        Where the policy names no end, the total counts to which the training counts itself. It
+        need not report its last step, and may count from 0, so an end between two reports is one.
+        """
+        policy, cancelled = self._hands.policy, self._hands.dir.cancelled(attempt.number)
         if cancelled is not None and cancelled.what is What.NOT_FINITE:
-            return False
+            return cancelled.why
         if self._is_saved(None):
-            return True
+            return ""
+        if policy.done_file and policy.last_step is None:
+            return f"it has not written {policy.done_file} (`done_file`)"
+        if reached is None:
+            return "it has come to no step"
         if policy.last_step is not None:
-            return reached is not None and reached >= policy.last_step
-        return not policy.done_file and reached is not None
+            missed = reached < policy.last_step
+            return f"step {reached} of {policy.last_step} (`last_step`)" if missed else ""
+        if not vitals.total:
+            return "Slurm wanted it to end" if told is not None else ""
+        apart = vitals.apart or (vitals.first_step or 0) - attempt.step
+        early = vitals.total - reached > max(1, apart)
+        return f"step {reached} of {vitals.total}, by its log" if early else ""
 
     def follow(self, attempt: Attempt, ended: Ended) -> bool:
         """Do what follows an attempt that has ended: test nodes, choose a checkpoint, decide."""
         decision = decide(self._hands.dir.history(self._hands.guarded.first), self._hands.policy)
         if decision.follows is Follows.DONE:
-            return self._hands.finish(complete=True, words=f"finished at step {ended.last_step}")
+            return self._hands.finish(complete=True, words=self._finished(ended))
         if decision.follows is Follows.STOP or self._hands.dir.stop.exists():
             return self._hands.finish(complete=False, words=decision.why)
         if decision.follows is Follows.OTHER_NODES and not self._are_tested(attempt, ended):
+            return False
+        if ended.what is What.ROLLED_BACK and not self._are_evaluated(attempt.number, ended):
             return False
         cancelled = self._hands.dir.cancelled(attempt.number)
         if attempt.checkpoint and ended.first_step is None and is_of_checkpoint(ended.cause):
@@ -191,6 +213,15 @@ class Endings:
             smaller_than=attempt.nodes if never else None,
         )
 
+    def _finished(self, ended: Ended) -> str:
+        """Return how a training is complete, and what says that it is."""
+        policy = self._hands.policy
+        by_exit = policy.last_step is None and not policy.done_file
+        if by_exit and not self._hands.watch.vitals(ended.number).total:
+            why_ = ": it ended with exit 0, and neither its log nor the policy names its last step"
+            return f"finished at step {ended.last_step}{why_}"
+        return f"finished at step {ended.last_step}"
+
     def _are_tested(self, attempt: Attempt, ended: Ended) -> bool:
         """Find the bad nodes among those of an attempt. Return whether that is done."""
         number = attempt.number
@@ -198,7 +229,7 @@ class Endings:
             return True
         settings, now = self._hands.guarded.settings, self._hands.clock.now()
         nodes = expand(ended.nodes) if ended.nodes else []
-        bad = why.named_nodes(ended.cause, nodes)
+        named = why.named_nodes(ended.cause, nodes)
         begun = self._hands.dir.begun(number)
         if not self._hands.policy.test_nodes or len(nodes) < 2 or begun is None:
             found = NodesTested(words="the nodes were not tested")
@@ -206,15 +237,41 @@ class Endings:
             answer = self._hands.tests.result(nodes, begun.partition)
             if answer is None:
                 return False
-            found = self._drained(answer) if self._hands.policy.drain else answer
-        for node in bad:
+            found = answer
+        for node in named:
             reason = ended.cause.reason if ended.cause is not None else ended.what
             avoid(
                 settings, node, f"{reason} (a guarded training)", f"{self._hands.mark(number)}", now
             )
-        found = found.model_copy(update={"bad": tuple(dict.fromkeys([*found.bad, *bad]))})
+        bad = tuple(dict.fromkeys([*found.bad, *named]))
+        found = found.model_copy(update={"bad": bad, "drain": drain_command(bad)})
+        if self._hands.policy.drain:
+            found = self._drained(found)
         _files.write_record(self._hands.dir.of_attempt(number, "nodes"), found)
         self._hands.say(f"{found.words}{f'; to drain: {found.drain}' if found.drain else ''}")
+        return True
+
+    def _are_evaluated(self, number: int, ended: Ended) -> bool:
+        """Compare the checkpoints before a training goes back. Return whether that is done."""
+        if self._hands.dir.evaluated(number) is not None:
+            return True
+        now, checkpoints = self._hands.clock.now(), self._hands.checkpoints
+        said = self._hands.watch.scores(now).said
+        furthest = (ended.last_step or 0) - self._hands.policy.most_steps_back
+        saves = [
+            replace(each, scores=said.get(each.step))
+            for each in checkpoints.saves(self._hands.dir.spoiled())
+            if each.step >= furthest and not checkpoints.why_unfit(each.path)
+        ]
+        try:
+            found = self._hands.evaluations.compare(number, saves, now)
+        except (CoordinateError, OSError) as error:  # the training does not depend on it
+            found = Evaluated(words=f"first signals: none: {brief(error)}")
+        if found is None:
+            return False
+        _files.write_record(self._hands.dir.of_attempt(number, "evaluated"), found)
+        if found.words:
+            self._hands.say(found.words)
         return True
 
     def _drained(self, found: NodesTested) -> NodesTested:
@@ -224,9 +281,10 @@ class Endings:
         try:
             self._hands.scripts.drain(found.bad, DRAIN_REASON)
         except ClusterError as error:
-            words = f"{found.words}; they could not be drained: {brief(error)}"
+            words = f"{found.words}; bad nodes could not be drained: {brief(error)}"
             return found.model_copy(update={"words": words})
-        return found
+        words = f"{found.words}; drained: {', '.join(found.bad)}"
+        return found.model_copy(update={"words": words, "drain": ""})
 
     def _tell_of(self, attempt: Attempt, ended: Ended, decision: Decision, choice: Choice) -> None:
         tested = self._hands.dir.tested(attempt.number)

@@ -15,6 +15,7 @@ from coordinate_eval._clock import Clock, SystemClock
 from coordinate_eval._format import brief
 from coordinate_eval.clusters.protocol import Cluster, Job, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.own import own
 from coordinate_eval.coordinator.run.supervision import Epoch, latest_epoch
@@ -24,6 +25,7 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
     Over,
     guards_folder,
 )
+from coordinate_eval.coordinator.training.guarding.first_signals import FirstSignals
 from coordinate_eval.coordinator.training.guarding.hands import Hands
 from coordinate_eval.coordinator.training.guarding.healthy import Candidates, claim, unclaim
 from coordinate_eval.coordinator.training.guarding.loop import Guard
@@ -191,6 +193,10 @@ def prepare(
     if checkpoints.exists() and not checkpoints.is_dir():
         raise UserError(f"--checkpoints {checkpoints} is a file: give the folder that is filled")
     checkpoints = checkpoints.resolve()
+    if policy.suite:
+        suite.load(policy.suite)
+        if (folder / policy.suite).exists():  # a file, from the folder of the script
+            policy = policy.model_copy(update={"suite": str(folder / policy.suite)})
     if policy.done_file and (folder / policy.done_file).exists():
         raise UserError(
             f"policy: done_file {folder / policy.done_file} is there, so that this training is "
@@ -338,6 +344,7 @@ def run_guard(
     clock = SystemClock()
     found = candidates(guarded, guard_dir.checks)
     tests = NodeTest(guard_dir.root, guarded.python)
+    signals = FirstSignals(guard_dir, guarded)
     notifier = Notifier(guard_dir, guarded.policy, environment, tell)
     handover = Handover(guard_dir, guarded, cluster, minutes, tell, clock)
     asked(handover.ask)
@@ -348,6 +355,7 @@ def run_guard(
         found,
         Watching(guard_dir, guarded, tell),
         tests,
+        signals,
         environment,
         notifier.tell,
         tell,
@@ -368,4 +376,5 @@ def run_guard(
     finally:
         found.close()
         tests.close()
+        signals.close()
         notifier.wait()

@@ -10,6 +10,7 @@ from coordinate_eval._clock import Clock
 from coordinate_eval.coordinator.run.supervision import latest_epoch, take_over
 from coordinate_eval.coordinator.training.advice import Save
 from coordinate_eval.coordinator.training.guarding.attempts import (
+    Evaluated,
     GuardDir,
     Guarded,
     Logs,
@@ -132,6 +133,14 @@ class NodeTests(Protocol):
         ...
 
 
+class Evaluations(Protocol):
+    """What a guard asks about scores before it goes back: see `first_signals.py`."""
+
+    def compare(self, number: int, saves: Sequence[Save], now: float) -> Evaluated | None:
+        """Return from which checkpoint on scores have fallen; None while runs go on."""
+        ...
+
+
 @dataclass
 class Hands:
     """The tools of every part of a guard.
@@ -143,6 +152,7 @@ class Hands:
         checkpoints: those of the training.
         watch: the training's progress.
         tests: of nodes.
+        evaluations: of checkpoints, before it goes back.
         environment: with which the script is submitted.
         notify: called with a key, and a message for people that is sent once.
         tell: called with what happens, in words for the log.
@@ -155,6 +165,7 @@ class Hands:
     checkpoints: Checkpoints
     watch: Watch
     tests: NodeTests
+    evaluations: Evaluations
     environment: Mapping[str, str]
     notify: Callable[[str, Mapping[str, object]], None]
     tell: Callable[[str], None]

@@ -79,6 +79,10 @@ class Policy(BaseModel):
     most_steps_back: int = Field(
         default=10_000, ge=1, description="a rollback goes no further back than so many steps"
     )
+    suite: str = Field(
+        default="",
+        description="before a rollback, compare checkpoints by first signals of this suite",
+    )
     command: tuple[str, ...] = Field(
         default=(), description="program that is told of each incident, by JSON on its stdin"
     )

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from coordinate_eval import _files
 from coordinate_eval.coordinator.training.guarding.attempts import (
     Ended,
+    Evaluated,
     GuardDir,
     Guarded,
     Over,
@@ -98,6 +99,7 @@ def _attempt(guard_dir: GuardDir, number: int, now: float) -> dict[str, Any]:
         "cause": cause.model_dump(mode="json") if cause is not None else None,
         "incident": ended is not None and ended.what is not What.FINISHED,
         "tested": tested.model_dump(mode="json") if tested is not None else None,
+        "evaluated": (guard_dir.evaluated(number) or Evaluated()).words,
         "done": following.why if following is not None else "",
         "step": ended.last_step if ended is not None else vitals.last_step,
         "loss": vitals.loss,

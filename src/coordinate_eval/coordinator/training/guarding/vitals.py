@@ -55,6 +55,8 @@ class Vitals(Record):
     slow: float = Field(default=0.0, description="seconds for which it has been slow")
     not_finite: int = Field(default=0, description="points in a row whose loss is not finite")
     onset: int | None = Field(default=None, description="the step of the first of them")
+    total: int = Field(default=0, description="steps that it goes to, by its log; 0: unknown")
+    apart: int = Field(default=0, description="most steps between two reports in a row")
 
     @property
     def step_seconds(self) -> float:
@@ -62,7 +64,7 @@ class Vitals(Record):
         return statistics.median(self.paces) if self.paces else self.usual
 
 
-def look(before: Vitals, points: Sequence[Point], signs: int, now: float) -> Vitals:
+def look(before: Vitals, points: Sequence[Point], signs: int, now: float, total: int = 0) -> Vitals:
     """Return what is known after a look at a training that runs.
 
     Args:
@@ -70,6 +72,7 @@ def look(before: Vitals, points: Sequence[Point], signs: int, now: float) -> Vit
         points: what it has reported since.
         signs: of its logs and saves.
         now: the guard's own time, so that the clocks of nodes do not matter.
+        total: steps that it goes to, as it says itself; 0 if it does not say it.
     """
     gone = 0.0 if before.looked is None else min(MOST_BETWEEN_SECONDS, now - before.looked)
     gone = max(0.0, gone)
@@ -78,7 +81,10 @@ def look(before: Vitals, points: Sequence[Point], signs: int, now: float) -> Vit
     is_new = bool(steps) and (before.last_step is None or newest > before.last_step)
     found = before.model_copy(update={"looked": now, "signs": signs})
     quiet = not points and signs == before.signs
+    row = steps if before.last_step is None else [before.last_step, *steps]
     changes: dict[str, object] = {
+        "total": total or before.total,
+        "apart": max([before.apart, *(b - a for a, b in itertools.pairwise(row))]),
         "silent": before.silent + gone if quiet else 0.0,
         "stepless": 0.0 if steps else before.stepless + gone,
         **_finite(before, points),

@@ -72,7 +72,7 @@ class Watching:
                 self._noted.add(note)
                 self._tell(note)
         signs = size_of(files) + saved_at(Path(self._guarded.checkpoints))
-        vitals = look(before, found.points, signs, now)
+        vitals = look(before, found.points, signs, now, found.total)
         self._keep(number, found.points)
         if found.points:
             detector = self._detector()
