@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import BinaryIO, Literal
 
+    Commands = Sequence[Sequence[str]]
+
 _MOST_SECONDS = 900
 """Time for the submission, which usually takes a second: a scheduler may be silent for long."""
 
 _PAUSE_SECONDS = 30.0
 """Time until the next try where the scheduler is silent, or takes no more jobs for now."""
 
-_not_taken: dict[str, list[str]] = {}
+_not_taken: dict[str, Commands] = {}
 """Checkpoints of this process whose evaluation was not taken, with the commands."""
 
 _UNATTENDED = ("--queue", "--no-strict")
@@ -56,6 +58,7 @@ def after_save(
     options: Sequence[str] = (),
     rank: int | None = None,
     keep: bool = True,
+    average: str | None = None,
 ) -> Literal["submitting", "requesting"] | None:
     """Submit the evaluation of a checkpoint that training has just saved, and return at once.
 
@@ -80,6 +83,8 @@ def after_save(
             it, and a process that no launcher started is rank 0.
         keep: the run holds the checkpoint's files by hard links until it needs them no more, so
             that training may delete the checkpoint. Their space is free only then.
+        average: "last:5" also asks for the evaluation of the average of the last five checkpoints
+            of this training that are there, this one among them. No copy is written.
 
     Returns:
         what the process does: "submitting" or "requesting". None if nothing is done.
@@ -94,7 +99,7 @@ def after_save(
             return None
         place = os.path.abspath(path)  # noqa: PTH100 - keeps links
         given = [*map(str, options), *(() if keep else ("--no-keep",))]
-        return _submit(place, step, suite, given, log)
+        return _submit(place, step, suite, given, log, average=average)
     except Exception as error:
         log.warning("no evaluation of %s: %s: %s", path, type(error).__name__, error)
         return None
@@ -116,6 +121,8 @@ def _submit(
     suite: str | os.PathLike[str] | None,
     options: Sequence[str],
     log: logging.Logger,
+    *,
+    average: str | None,
 ) -> Literal["submitting", "requesting"] | None:
     """Start the command, and a thread that tells what comes of it. Return what it does."""
     import atexit
@@ -137,10 +144,14 @@ def _submit(
     limited = ["timeout", "-k", "10", str(_MOST_SECONDS)]
     repeated = ["sh", "-c", _UNTIL_TAKEN.format(pause=_PAUSE_SECONDS), "sh"]
     program = [sys.executable, "-P", "-m", "coordinate_eval"]
-    command = [*limited, *repeated, *program, "run", path, *_UNATTENDED, *given]
-    started = _start(path, command, log)
+    of_average = [[average, path, "--average"]] if average else []
+    commands = [
+        [*limited, *repeated, *program, "run", *what, *_UNATTENDED, *given]
+        for what in ([path], *of_average)
+    ]
+    started = _start(path, commands[0], log)
     thread = threading.Thread(
-        target=_follow, args=(path, command, started, log), name="after_save", daemon=True
+        target=_follow, args=(path, commands, started, log), name="after_save", daemon=True
     )
     thread.start()
     atexit.register(_await, thread, path, log)
@@ -148,7 +159,7 @@ def _submit(
 
 
 def _start(
-    path: str, command: list[str], log: logging.Logger
+    path: str, command: Sequence[str], log: logging.Logger
 ) -> tuple[subprocess.Popen[bytes], BinaryIO]:
     """Start the command. Return its process, and what it says from now on as a file to read."""
     import subprocess
@@ -182,7 +193,7 @@ def _start(
 
 def _follow(
     path: str,
-    command: list[str],
+    commands: Commands,
     started: tuple[subprocess.Popen[bytes], BinaryIO],
     log: logging.Logger,
 ) -> None:
@@ -190,17 +201,36 @@ def _follow(
 
     What was wrong with all of them, such as a setting, has been mended then.
     """
-    if not _is_taken(path, started, log):
-        _not_taken[path] = command
+    if not _all_taken(path, commands, started, log):
         return
     again = {**_not_taken}
     for earlier, the_same in again.items():
         _not_taken.pop(earlier, None)
         try:
             if os.path.lexists(earlier):
-                _is_taken(earlier, _start(earlier, the_same, log), log)
+                _all_taken(earlier, the_same, _start(earlier, the_same[0], log), log, again=False)
         except Exception as error:
             log.warning("no evaluation of %s: %s: %s", earlier, type(error).__name__, error)
+
+
+def _all_taken(
+    path: str,
+    commands: Commands,
+    started: tuple[subprocess.Popen[bytes], BinaryIO],
+    log: logging.Logger,
+    *,
+    again: bool = True,
+) -> bool:
+    """Run commands one after the other, the first of which is started, until one is not taken.
+
+    Return whether all were; if not, those that are left are kept, to be asked for `again`.
+    """
+    for number, command in enumerate(commands):
+        if not _is_taken(path, _start(path, command, log) if number else started, log):
+            if again:
+                _not_taken[path] = commands[number:]
+            return False
+    return True
 
 
 def _await(thread: threading.Thread, path: str, log: logging.Logger) -> None:

@@ -72,6 +72,16 @@ def test_what_is_asked_for(
     assert (tmp_path / "step-100.evaluation.log").read_text() == f"{said}\n"
 
 
+def test_an_average_is_asked_for_after_the_save(command: Command, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "step-100"
+    coordinate_eval.after_save(checkpoint, average="last:5")
+    ended()
+    program = ["-P", "-m", "coordinate_eval", "run"]
+    asked = ["--queue", "--no-strict", "--cluster=slurm"]
+    of_average = ["last:5", str(checkpoint), "--average"]
+    assert command.arguments() == [*program, str(checkpoint), *asked, *program, *of_average, *asked]
+
+
 def test_without_a_lease(command: Command, tmp_path: Path) -> None:
     coordinate_eval.after_save(tmp_path / "step-100", keep=False)
     ended()

@@ -17,7 +17,12 @@ from tests.tiny import tiny_model
 
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import guard, reading
-from coordinate_eval.coordinator.inputs.checkpoints.average import Average, Members, members
+from coordinate_eval.coordinator.inputs.checkpoints.average import (
+    Average,
+    Members,
+    members,
+    up_to,
+)
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 from coordinate_eval.errors import UserError, WeightsRefused
@@ -85,6 +90,23 @@ def test_an_average_is_staged_as_one_made_by_hand(steps: list[Path], tmp_path: P
     assert re.fullmatch(label, Path(found.path).name)
     assert checkpoints.trained_step(found) == 1000
     assert found.bytes == inspect(steps[0]).parameters * 2
+
+
+@pytest.mark.parametrize("form", ["step-{}", "iter_{}/hf", "step={}.ckpt"])
+def test_the_last_ones_up_to_a_checkpoint_are_told_by_their_steps(
+    tmp_path: Path, form: str
+) -> None:
+    made = [tmp_path / form.format(step) for step in (100, 900, 1000, 1100)]
+    for path in made:
+        path.parent.mkdir(exist_ok=True)
+        path.touch() if path.suffix else path.mkdir()
+    (tmp_path / "logs").mkdir()
+
+    assert up_to(made[2], 2) == members(made[1:3], None)
+    assert up_to(made[2], 5) == members(made[:3], None)
+    assert up_to(made[0], 5) == made[0]
+    with pytest.raises(UserError, match="tells no step"):
+        up_to(tmp_path / "logs", 5)
 
 
 def test_a_file_names_an_average_by_paths_beside_it(steps: list[Path]) -> None:

@@ -101,9 +101,14 @@ def run(
 
 
 def _what(paths: list[Path], average: bool, weights: str | None) -> "Path | Members | None":
-    """Return the checkpoint that is asked for, None if none is named."""
-    from coordinate_eval.coordinator.inputs.checkpoints.average import members
+    """Return the checkpoint that is asked for, None if none is named.
 
+    An average is of all that are named, or of `last:N` up to the one that is.
+    """
+    from coordinate_eval.coordinator.inputs.checkpoints.average import members, up_to
+
+    if average and len(paths) == 2 and str(paths[0]).startswith("last:"):
+        return up_to(paths[1], parsing.last(str(paths[0])))
     if average:
         return members(paths, None if weights is None else parsing.numbers(weights))
     if weights is not None:

@@ -31,7 +31,7 @@ from coordinate_eval.coordinator.cli.launch.spooled import submit_waiting
 from coordinate_eval.coordinator.cli.output import say, write_json
 from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.inputs import clusters
-from coordinate_eval.coordinator.inputs.checkpoints.average import Members
+from coordinate_eval.coordinator.inputs.checkpoints.average import Members, ending_with
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import unchanged
 from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved, look, training_of
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -259,12 +259,10 @@ class Watch:
         finished = [each for each in saved if self._why_unfinished(each) is None]
         for each in saved:
             yield each
-            training = training_of(str(each.path))
-            begin = finished.index(each) if each in finished else len(finished)
-            of = [one for one in finished[begin:] if training_of(str(one.path)) == training]
-            if len(of) >= 2:
-                members = tuple(one.path for one in reversed(of[: self.last]))
-                state_ = "\n".join(one.state for one in of[: self.last])
+            of = ending_with(each, finished, self.last)
+            if len(of) > 1:
+                members = tuple(one.path for one in reversed(of))
+                state_ = "\n".join(one.state for one in of)
                 place_ = Members(list(members), []).place
                 yield replace(each, path=place_, state=state_, members=members)
 

@@ -29,7 +29,7 @@ Average = Annotated[
     option(
         WHAT,
         "",
-        "Evaluate the average of the CKPT that follow, as a checkpoint of its own.",
+        "Evaluate the average of the CKPT that follow, or of last:N up to CKPT, as one of its own.",
         "--average",
     ),
 ]

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -16,6 +17,13 @@ from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source, Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.merged import Merged
 from coordinate_eval.coordinator.inputs.checkpoints.model.fit import FLOATS
+from coordinate_eval.coordinator.inputs.checkpoints.saved import (
+    Pattern,
+    Saved,
+    look,
+    step_of,
+    training_of,
+)
 from coordinate_eval.errors import UserError
 
 if TYPE_CHECKING:
@@ -197,6 +205,45 @@ def members(paths: Sequence[Path], weights: Sequence[float] | None) -> Members:
             "give numbers whose sum is not 0"
         )
     return Members(list(paths), given)
+
+
+def ending_with(each: Saved, saved: Sequence[Saved], most: int) -> list[Saved]:
+    """Return the members of an average that ends with a checkpoint, the last one first.
+
+    They are the checkpoints up to it of the same training, so many at most. `saved` has the latest
+    first.
+    """
+    training = training_of(str(each.path))
+    before = saved[saved.index(each) :] if each in saved else []
+    return [one for one in before if training_of(str(one.path)) == training][:most]
+
+
+def up_to(path: Path, most: int) -> Path | Members:
+    """Return the average of so many checkpoints of a training at most that ends with this one.
+
+    Without another that is finished before it, it is that checkpoint itself.
+
+    Raises:
+        UserError: Its name tells no step, or its folder cannot be read.
+    """
+    place = path.resolve()
+    training = Path(training_of(str(place)))
+    step = step_of(str(place))
+    if step is None:
+        raise UserError(
+            f"the name of {path} tells no step, so what was saved before it is not known: name the "
+            "checkpoints of the average"
+        )
+    _, *inside = place.relative_to(training).parts
+    suffix = place.suffix if not inside and place.is_file() else ""
+    pattern = Pattern("/".join([f"*{suffix}", *inside]) if inside or suffix else None)
+    found = [replace(each, step=step_of(str(each.path))) for each in look(training, pattern)]
+    told = [each for each in found if each.step is not None and each.lacks is None]
+    order = sorted(told, key=lambda each: each.step or 0, reverse=True)
+    own = next((each for each in order if each.path == place), None)
+    before = [each for each in order if each is own or (each.step or 0) < step]
+    paths = [each.path for each in ending_with(own, before, most)] if own else []
+    return members(paths[::-1], None) if len(paths) > 1 else path
 
 
 def read_file(file: Path) -> Members:
