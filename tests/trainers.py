@@ -33,6 +33,7 @@ CONFIGS: Final[Mapping[str, dict[str, Any]]] = {
     "qwen3": {**_SIZES, "head_dim": 16},
     "mixtral": {**_SIZES, "num_local_experts": 4},
     "qwen3_moe": {**_SIZES, "num_experts": 4, "moe_intermediate_size": 24},
+    "gpt_oss": {**_SIZES, "num_local_experts": 4, "num_experts_per_tok": 2},
     "olmo2": _SIZES,
     "gpt_neox": {k: v for k, v in _SIZES.items() if k not in ("num_key_value_heads", "head_dim")},
     "deepseek_v3": {
@@ -101,6 +102,15 @@ def groups(qkv: list[Any], count: int) -> Any:
     return torch.cat([part for group in zip(*parts, strict=True) for part in group])
 
 
+_GPT_OSS = (
+    ("gate_up_proj_bias", "mlp1_bias_EG", 3),
+    ("gate_up_proj", "mlp1_weight_EGD", 4),
+    ("down_proj_bias", "mlp2_bias_ED", 3),
+    ("down_proj", "mlp2_weight_EDF", 4),
+)
+"""Experts of GPT-OSS, here and in torchtitan, and how many letters earlier names lacked."""
+
+
 def torchtitan(state: State, config: Mapping[str, Any], *, early: bool = False) -> State:
     """Weights as torchtitan has them; up to 0.2 if they are `early`."""
     torch: Any = importlib.import_module("torch")
@@ -124,6 +134,12 @@ def torchtitan(state: State, config: Mapping[str, Any], *, early: bool = False) 
         qkv = "" if early or kind == "deepseek_v3" else "qkv_linear."
         rest = _swap(
             rest,
+            ("mlp.router.", "moe.router.gate."),
+            ("self_attn.sinks", "attention.sinks"),
+            *(
+                (f"mlp.experts.{name}", f"moe.{inner}{which if not early else which[:-end]}")
+                for name, which, end in _GPT_OSS
+            ),
             ("mlp.gate.e_score_correction_bias", f"moe.expert_bias{'' if early else '_E'}"),
             ("mlp.gate.", "moe.router.gate."),
             ("shared_experts.gate_proj", "shared_experts.w1"),
@@ -150,6 +166,8 @@ def torchtitan(state: State, config: Mapping[str, Any], *, early: bool = False) 
             ("model.norm", "norm"),
             ("lm_head", "output" if early else "lm_head"),
         ).replace("mlp.shared", "moe.shared")
+        if re.search(r"mlp[12]_weight", rest):
+            tensor = tensor.transpose(1, 2).contiguous()
         made[f"layers.{layer}.{rest}" if layer else rest] = tensor
     stacked = {k: torch.stack([v[n] for n in sorted(v)]) for k, v in experts.items()}
     return made | stacked

@@ -31,7 +31,7 @@ LLAMAS = ("llama", "mistral", "qwen2", "qwen3")
 CASES = [
     *(("transformers", k) for k in ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_neox")),
     *((t, k) for t in ("torchtitan", "torchtitan, early") for k in
-      ("llama", "mistral", "qwen3", "qwen3_moe", "deepseek_v3")),
+      ("llama", "mistral", "qwen3", "qwen3_moe", "deepseek_v3", "gpt_oss")),
     *(("meta", k) for k in ("llama", "mistral", "mixtral")),
     *(("olmo_core", k) for k in ("olmo2", "llama", "qwen3")),
     *((t, k) for t in ("litgpt", "litgpt, early") for k in

@@ -4,6 +4,7 @@ Files that are missing, torn or still being written are reported before anything
 """
 
 import contextlib
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,17 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Sourc
 from coordinate_eval.coordinator.inputs.checkpoints.model.layers import LAYERS
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import CheckpointFormat
+
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)  # a path has one slash of the two
+_STORES = {
+    "s3": ("mount-s3, s3fs", "aws s3 cp --recursive"),
+    "gs": ("gcsfuse", "gcloud storage cp --recursive"),
+    "gcs": ("gcsfuse", "gcloud storage cp --recursive"),
+    "az": ("blobfuse2", "azcopy copy --recursive"),
+    "abfs": ("blobfuse2", "azcopy copy --recursive"),
+    "hf": ("hf-mount", "hf download"),
+}
+"""Programs that mount what a URL names, and that copy it."""
 
 
 class Found(NamedTuple):
@@ -195,6 +207,8 @@ def resolve(path: Path) -> Path:
     try:
         place = path.resolve(strict=True)
     except FileNotFoundError as error:
+        if found := _URL.match(str(path)):
+            raise UserError(_in_a_store(*found.groups())) from error
         raise UserError(
             f"checkpoint {path} does not exist. Check the path, and whether this machine "
             "mounts the file system it is on"
@@ -203,6 +217,17 @@ def resolve(path: Path) -> Path:
         raise UserError(f"checkpoint {path!r} is not a usable path: {error}") from error
     as_text(place)
     return place
+
+
+def _in_a_store(scheme: str, place: str) -> str:
+    """Return words about a URL. What it says of credentials is not repeated."""
+    place = re.sub(r"^[^/]*@|[?#].*", "", place)
+    mount, copy = _STORES.get(scheme, ("rclone mount", "rclone copy"))
+    return (
+        f"{scheme}://{place} is not in a file system, and checkpoints are read from files. Mount "
+        f"it where login and compute nodes see it ({mount}), or copy it there ({copy}), and give "
+        "that path"
+    )
 
 
 def check_weights(weights: Sequence[Path]) -> None:
