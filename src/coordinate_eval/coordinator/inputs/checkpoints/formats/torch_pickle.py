@@ -231,14 +231,8 @@ class _Machine:
     def join(self, argument: object) -> None:
         self.stack.append(tuple(self._since_mark()))
 
-    def join_1(self, argument: object) -> None:
-        self.stack[-1:] = [tuple(self.stack[-1:])]
-
-    def join_2(self, argument: object) -> None:
-        self.stack[-2:] = [tuple(self._last(2))]
-
-    def join_3(self, argument: object) -> None:
-        self.stack[-3:] = [tuple(self._last(3))]
+    def join_last(self, count: int) -> None:
+        self.stack[-count:] = [tuple(self._last(count))]
 
     def make_list(self, argument: object) -> None:
         self.stack.append(self._since_mark())
@@ -369,9 +363,9 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _Machine.get),
     **dict.fromkeys(("GLOBAL", "STACK_GLOBAL"), _Machine.name),
     "TUPLE": _Machine.join,
-    "TUPLE1": _Machine.join_1,
-    "TUPLE2": _Machine.join_2,
-    "TUPLE3": _Machine.join_3,
+    "TUPLE1": lambda machine, _: machine.join_last(1),
+    "TUPLE2": lambda machine, _: machine.join_last(2),
+    "TUPLE3": lambda machine, _: machine.join_last(3),
     "LIST": _Machine.make_list,
     "DICT": _Machine.make_dict,
     "SETITEMS": _Machine.set_items,
