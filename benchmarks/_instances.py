@@ -151,11 +151,6 @@ def told(costs: Sequence[Cost], sigma: float) -> list[Cost]:
     return [cost.model_copy(update={"spread": sigma}) for cost in costs]
 
 
-def told_apart(rng: random.Random, costs: Sequence[Cost]) -> list[Cost]:
-    """Return the costs, about half of them with a spread of 1 and the others of 0.1."""
-    return [cost.model_copy(update={"spread": rng.choice((0.1, 1.0))}) for cost in costs]
-
-
 def drawn(rng: random.Random, costs: Sequence[Cost]) -> list[Cost]:
     """Draw true costs: predicted costs times lognormal factors with median 1.
 

@@ -3,9 +3,9 @@
     python benchmarks/diagnosis.py
 
 *Precision* of a reason is the share that is right of the jobs given this reason, *recall* of those
-that have it. Of a file, precision is the share that is right of all jobs for which a reason is
-named, recall of those that failed; jobs that ended well are counted apart. The logs are in
-`tests/fixtures/logs`, each with its source:
+that have it; a reason with both at 1.00 is not listed. Of a file, precision is the share that is
+right of all jobs for which a reason is named, recall of those that failed; jobs that ended well are
+counted apart. The logs are in `tests/fixtures/logs`, each with its source:
 
 - `written.yaml` follows the forms that programs print, `provoked.yaml` has failures that were
   provoked on this machine, and `kinds.yaml` follows public reports of kinds that had been wrong.
@@ -107,6 +107,8 @@ def _reasons(answers: Sequence[_Answer]) -> Table:
     for heading in ("reason", "jobs", "precision", "recall"):
         table.add_column(heading, justify="left" if heading == "reason" else "right")
     for reason in sorted(true):
+        if found[reason] == true[reason] == right[reason]:
+            continue
         precision = f"{right[reason] / found[reason]:.2f}" if found[reason] else ""
         table.add_row(reason, str(true[reason]), precision, f"{right[reason] / true[reason]:.2f}")
     share = sum(right.values()) / len(answers)

@@ -26,10 +26,6 @@ to 2,048 GPUs of uneven nodes. A number in brackets is the extreme of all draws 
 one core per item, while the bound lets it have all, as plan@1 does. So the few suites in which the
 metric of one item outlasts everything else are far above the bound in every way.
 
-The table for "σ = 1 or 0.1" shows what it is worth to know one's uncertainty. About half of the
-datasets, chosen at random, are off with σ = 1 and the others with σ = 0.1. A plan that is told
-starts the long and uncertain datasets first.
-
 The last table is about plans alone: their estimate over their own lower bound.
 """
 
@@ -56,7 +52,6 @@ from benchmarks._instances import (
     planned,
     random_instance,
     told,
-    told_apart,
 )
 from coordinate_eval.coordinator.planning.plan import Cost
 
@@ -85,7 +80,6 @@ def main() -> None:
     for sigma in SIGMAS:
         console.print(base_table(sigma, answers, 2 * given.draws))
     console.print(*random_tables(given.suites, given.draws))
-    console.print(spreads_table(given.suites, 10 * given.draws))
     console.print(estimates_table(given.plans))
 
 
@@ -152,48 +146,6 @@ def _over_suites(
 
 def _short(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
-
-
-def spreads_table(suites: int, draws: int) -> Table:
-    """Return the table of plans with and without known spreads, on the same draws."""
-    table = Table(
-        title="σ = 1 or 0.1: times as long as the bound, median (mean)", title_justify="left"
-    )
-    table.add_column("")
-    found: dict[str, list[Seconds]] = {}
-    for nodes in NODES[:3]:
-        found[f"base, {nodes * 8} GPUs"] = [_told_and_not(base(nodes), draws, f"base {nodes}")]
-    found[f"{suites} random suites"] = [
-        _told_and_not(random_instance(random.Random(seed)), max(1, draws // 5), seed)  # noqa: S311
-        for seed in (f"suite {number}" for number in range(suites))
-    ]
-    for name in found:
-        table.add_column(name, justify="right")
-    for way in ("not told", "told"):
-        cells = []
-        for played in found.values():
-            all_ = [ratio for each in played for ratio in ratios(each, way, BOUND)]
-            cells.append(f"{statistics.median(all_):.3f} ({statistics.mean(all_):.3f})")
-        table.add_row(f"plan, {way}", *cells)
-    return table
-
-
-def _told_and_not(instance: Instance, draws: int, seed: str) -> Seconds:
-    rng = random.Random(f"{seed} spreads")  # noqa: S311
-    costs = told_apart(rng, instance.costs)
-    where = _simulator.cluster(instance.capacity, CHECKPOINT.bytes)
-    plans = {
-        "not told": planned(told(costs, 0.0), instance.capacity),
-        "told": planned(costs, instance.capacity),
-    }
-    found: Seconds = {way: [] for way in (BOUND, *plans)}
-    for _ in range(draws):
-        true = drawn(rng, costs)
-        found[BOUND].append(_simulator.bound(true, where))
-        truth = {cost.name: cost for cost in true}
-        for way, plan in plans.items():
-            found[way].append(_simulator.play_plan(plan, truth, where, pulling=True))
-    return found
 
 
 def estimates_table(plans: int) -> Table:

@@ -194,16 +194,16 @@ def test_long_tails_begin_first() -> None:
     assert made.estimate.makespan_seconds == pytest.approx(101)
 
 
-def test_the_long_and_uncertain_begin_first_where_nothing_follows() -> None:
+def test_the_longest_begin_first_where_nothing_follows() -> None:
     costs = [
-        Cost(name="sure", items=100, gpu_seconds=30, spread=0.1, splittable=False),
-        Cost(name="unsure", items=100, gpu_seconds=20, spread=1.0, splittable=False),
+        Cost(name="middle", items=100, gpu_seconds=20, spread=1.0, splittable=False),
+        Cost(name="long", items=100, gpu_seconds=30, spread=0.1, splittable=False),
         Cost(name="short", items=100, gpu_seconds=1, spread=1.0, splittable=False),
         Cost(name="tail", items=100, gpu_seconds=5, floor_seconds=100, splittable=False),
     ]
     made = plan_of(costs, capacity_of(1))
     order = [s.dataset for s in made.trials[0].shards]
-    assert order == ["tail", "unsure", "sure", "short"]
+    assert order == ["tail", "long", "middle", "short"]
 
 
 def test_whole_datasets_in_the_best_order_where_cuts_cost_much() -> None:

@@ -98,9 +98,8 @@ def deal(
 
     A queue begins with items that fill a trial's time. Shards follow that are more work for cores
     than for GPUs, so that cores start early (Johnson's rule). The others are in the order of what
-    follows their end, the longest first (Jackson's rule). Where as much follows, the long and
-    uncertain come first: if they take longer than predicted, the rest is certain, and other trials
-    take it over.
+    follows their end, the longest first (Jackson's rule). Where as much follows, the longest comes
+    first: other trials can take over the small ones that are left.
 
     Args:
         costs: Costs of whole datasets.
@@ -111,11 +110,11 @@ def deal(
 
     window = max(sum(own_seconds(costs[p.cost], p) for p in pieces) / len(ready), 1e-9)
 
-    def dealt_first(piece: Piece) -> tuple[float, float]:
+    def dealt_first(piece: Piece) -> float:
         cost = costs[piece.cost]
         metric = cost.metric_cpu_seconds / metric_cpus
         tail = cost.floor_seconds + metric + cost.score_seconds + cost.judge_seconds
-        return -own_seconds(cost, piece) - tail, -cost.spread
+        return -own_seconds(cost, piece) - tail
 
     def run_first(piece: Piece) -> tuple[float, ...]:
         cost = costs[piece.cost]
@@ -128,7 +127,7 @@ def deal(
             -cost.floor_seconds if cost.floor_seconds > FILLING * window else 0.0,
             -for_cores if for_cores > 1 else 0.0,
             -follows,
-            -cost.spread * own,
+            -own,
         )
 
     if len(ready) > 1:  # a lone trial shares nothing
