@@ -80,6 +80,15 @@ def test_the_attribute_that_has_the_model_is_no_part_of_its_names(tmp_path: Path
     assert equal(tensors(saved(tmp_path, {"model": wrapped})), names)
 
 
+def test_a_rank_may_have_had_nothing_to_save(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "step-100", {"model": state()})
+    (folder / "__1_0.distcp").touch()
+    assert inspect(folder).parameters == 40
+
+    (folder / "__0_0.distcp").write_bytes(b"")
+    refused(folder, "__0_0.distcp has 0 of the")
+
+
 @pytest.mark.parametrize("inside", ["pytorch_model_fsdp_0", "model_and_optim"])
 def test_a_folder_inside_is_found(tmp_path: Path, inside: str) -> None:
     folder = sides(tmp_path / "checkpoint-1000")

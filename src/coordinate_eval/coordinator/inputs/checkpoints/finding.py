@@ -18,6 +18,7 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     reading,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.formats import (
+    dcp,
     safetensors_file,
     torch_file,
     unread,
@@ -239,9 +240,11 @@ def check_weights(weights: Sequence[Path]) -> None:
     for file in weights:
         checkpoint_files.check_link(file)
         with checkpoint_files.opened(file, weights=True) as opened:
-            if not (head := opened.read(checkpoint_files.HEAD_BYTES)):
+            head = opened.read(checkpoint_files.HEAD_BYTES)
+            if not head and file.suffix != dcp.SUFFIX:  # a rank may have had nothing to save
                 raise UserError(f"{file} is empty. If it is being written, try again afterwards")
-            checkpoint_files.check_head(file, head)
+            if head:
+                checkpoint_files.check_head(file, head)
 
 
 def check_files(files: Sequence[Path]) -> None:

@@ -48,7 +48,10 @@ _MOST_OPCODES = 8_000_000  # 110,000 parts of tensors; what they make takes up t
 _MOST_PARTS, _MOST_TENSORS = 1_000_000, 500_000
 _MOST_NAME_CHARACTERS, _MOST_KEYS = 1024, 64  # of a tensor, and of the dicts that it was in
 _MOST_DIMENSIONS, _MOST_SIZE = 64, 1 << 60  # of a tensor
-_SUFFIXES = (".distcp", ".safetensors")
+SUFFIX: Final = ".distcp"
+"""Of files of ranks."""
+
+_SUFFIXES = (SUFFIX, ".safetensors")
 _PACKAGE = "torch.distributed.checkpoint"
 _CLASSES = {
     *(
