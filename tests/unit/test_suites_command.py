@@ -47,6 +47,14 @@ def test_the_shipped_suites_are_listed() -> None:
     assert (folder / "tasks" / "mt_bench.yaml").exists()
 
 
+def test_a_suite_for_early_steps_costs_a_small_part_of_the_base_suite() -> None:
+    early, base = described("base-early"), described("base")
+    assert early["total"]["gpu_seconds"] < base["total"]["gpu_seconds"] / 10
+    assert {group["group"] for group in early["groups"]} == {"answers", "solutions", "cloze"}
+    assert list(early["aggregates"]) == ["answer_bits", "solution_bits", "above_guessing"]
+    assert all(row["items"] for row in early["datasets"])
+
+
 def test_a_suite_is_described() -> None:
     made = described("base")
     assert made["schema"] == "coordinate-eval/suite@1"

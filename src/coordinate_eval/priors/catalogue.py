@@ -29,6 +29,7 @@ TASKS = {
     "blimp": 67,
     "xnli": 15,
     "humaneval_x": 6,
+    "mmlu_cloze": 57,
 }
 """Number of tasks that share the items of a dataset; 1 if not listed. A limit applies to each."""
 
