@@ -17,6 +17,7 @@ from coordinate_eval.coordinator.history.series import Series, best, column, ser
 from coordinate_eval.coordinator.inputs.checkpoints.saved import training_of
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import UserError
+from coordinate_eval.records import Aggregate
 
 
 def test_checkpoints_stand_by_step_with_errors_and_what_is_missing(tmp_path: Path) -> None:
@@ -231,3 +232,23 @@ def test_the_curve_of_a_training_is_a_line_that_fits_a_terminal(tmp_path: Path) 
     assert line.endswith("→ 0.4975")
     assert len(line) <= 80
     assert curve_lines(settings, "/ckpts/none") == []
+
+
+def test_what_is_packed_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """Also scores that are no numbers, and a pack with a torn line or of another version."""
+    core = Aggregate(factors={"a": 0.5, "b": 0.5}, offset=0.25)
+    for step in range(70):
+        odd = (math.nan, None, 3, "acc", True, "x")
+        keep(tmp_path, step, {"a": 0.5, "b": odd if step == 3 else 0.25}, aggregates={"core": core})
+    first, problems = measured.read(str(tmp_path))
+    pack = measured.folder(str(tmp_path)) / "pack.jsonl"
+    packed = pack.read_text().splitlines(keepends=True)
+    name, _, line = packed[0].partition("\t")
+    shorter = json.dumps({**json.loads(line), "scores": {"a": [0.1, 0.2]}})
+    pack.write_text("".join([f"{name}\t{shorter}\n", packed[1][:50] + "\n", *packed[2:]]))
+
+    again, no_problems = measured.read(str(tmp_path))
+
+    assert [each.line() for each in again] == [each.line() for each in first]
+    assert (problems, no_problems) == ([], [])
+    assert again[5].aggregates == {"core": core}

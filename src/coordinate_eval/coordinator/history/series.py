@@ -81,19 +81,18 @@ class Column(NamedTuple):
 
     def value(self, row: Row) -> Value | None:
         """Return the value for a checkpoint; None unless all datasets of the column are there."""
-        scores = [row.scores[name] for name in self.datasets if name in row.scores]
-        if not scores or len(scores) < len(self.datasets):
+        known = row.scores
+        try:
+            values, errors, *_ = zip(*[known[name] for name in self.datasets], strict=True)
+        except (KeyError, ValueError):  # one is missing, or all are
             return None
+        count = len(values)
         if self.aggregate is not None:
-            known = {name: row.scores[name][:2] for name in self.datasets}
-            value, error = self.aggregate.value(known) or (math.nan, None)
-            return Value(value, error, len(scores))
-        errors = [error for _, error, *_ in scores if error is not None]
-        return Value(
-            sum(value for value, *_ in scores) / len(scores),
-            math.hypot(*errors) / len(scores) if len(errors) == len(scores) else None,
-            len(scores),
-        )
+            told = {name: known[name][:2] for name in self.datasets}
+            value, error = self.aggregate.value(told) or (math.nan, None)
+            return Value(value, error, count)
+        error = None if None in errors else math.hypot(*errors) / count
+        return Value(sum(values) / count, error, count)
 
     def error(self, row: Row, of: Callable[[Score], float]) -> float:
         """Return the standard error of its value for a checkpoint, where those of scores are so."""
@@ -143,8 +142,10 @@ def series(
     aggregates: dict[str, Aggregate] = {}
     for each in current:
         aggregates |= each.aggregates
-        asked |= {name: score[ASKED] for name, score in each.scores.items()}
         groups |= each.groups
+    for each in reversed(current):  # what the newest has asked counts
+        for name in each.scores.keys() - asked.keys():
+            asked[name] = each.scores[name][ASKED]
     rows: dict[str, list[Measured]] = {}
     for each in current:
         rows.setdefault(each.checkpoint, []).append(each)
@@ -155,8 +156,11 @@ def series(
         for name, count in unlike.items()
     ]
     found.sort(key=lambda r: (r.training, r.step is None, r.step or 0, r.created))
-    datasets = list(dict.fromkeys(name for row in found for name in (*row.scores, *row.missing)))
-    made = Series(found, datasets, groups, notes, aggregates)
+    datasets: dict[str, None] = {}
+    for row in found:
+        if not (row.scores.keys() <= datasets.keys() and datasets.keys() >= set(row.missing)):
+            datasets |= dict.fromkeys((*row.scores, *row.missing))
+    made = Series(found, list(datasets), groups, notes, aggregates)
     return made._replace(notes=[*notes, *_without(made)])
 
 
@@ -184,11 +188,11 @@ def _is_of(measured: Measured, name: str) -> bool:
 def _row(runs: Sequence[Measured], asked: Mapping[str, str], unlike: Counter[str]) -> Row:
     scores: dict[str, Plain] = {}
     for run in reversed(runs):
-        for name, score in run.scores.items():
-            if score[ASKED] == asked[name]:
-                scores[name] = score
-            else:
-                unlike[name] += 1
+        others = {name for name, score in run.scores.items() if score[ASKED] != asked[name]}
+        unlike.update(others)
+        scores |= (
+            {n: run.scores[n] for n in run.scores if n not in others} if others else run.scores
+        )
     newest = runs[0]
     known = [run.gpu_seconds for run in runs if run.gpu_seconds is not None]
     return Row(
@@ -280,6 +284,13 @@ def default_columns(found: Series) -> list[Column]:
     return chosen
 
 
+def every_column(found: Series) -> list[Column]:
+    """Return a column for each dataset, each aggregate, and the mean."""
+    mean = mean_column(found, found.rows)
+    single = [Column(name, [name], mean=False) for name in found.datasets]
+    return [*single, *aggregate_columns(found), *([mean] if mean is not None else [])]
+
+
 def aggregate_columns(found: Series) -> list[Column]:
     """Return the aggregates that say something, where more is better of all datasets or of none."""
     every = [_of_suite(name, each) for name, each in found.aggregates.items()]
@@ -298,19 +309,15 @@ def _averaged(found: Series, group: str | None) -> list[str]:
     These are shares from 0 to 1, where more is better. A dataset that only some of the complete
     checkpoints have would make their means unlike, and is left out.
     """
+    names = {name for name in found.datasets if group in (None, found.groups.get(name))}
     whole = [row.scores for row in found.rows if not row.missing]
-    return [
-        name
-        for name in found.datasets
-        if group in (None, found.groups.get(name))
-        and _direction(found, name)
-        and all(name in scores for scores in whole)
-        and all(
-            0 <= row.scores[name][0] <= 1
-            for row in found.rows
-            if name in row.scores and not (whole and row.missing)
-        )
-    ]
+    for scores in whole:
+        if not names <= scores.keys():
+            names &= scores.keys()
+    for scores in whole or [row.scores for row in found.rows]:
+        if odd := [name for name, (value, *_) in scores.items() if not 0 <= value <= 1]:
+            names.difference_update(odd)
+    return [name for name in found.datasets if name in names and _direction(found, name)]
 
 
 def _direction(found: Series, name: str) -> bool:
