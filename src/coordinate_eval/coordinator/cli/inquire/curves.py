@@ -7,7 +7,9 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from coordinate_eval.coordinator.history.curve import SLOPE_STEPS, Curve, curve_of
+from coordinate_eval._format import plural
+from coordinate_eval.coordinator.history.curve import LEAST, SLOPE_STEPS, Curve, curve_of
+from coordinate_eval.coordinator.history.noise import Noise, noise_of
 from coordinate_eval.coordinator.history.series import Column, Row, Series
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -69,6 +71,51 @@ def curves_table(found: Series, columns: Sequence[Column]) -> Table:
         jumps = "; ".join(curve.jumps)
         table.add_row(*first, escape(name), curve.now, curve.goes, jumps, drawn)
     return table
+
+
+def noise(found: Series, columns: Sequence[Column]) -> dict[str, list[dict[str, Any]]]:
+    """Return the signal and noise of each column in each training, the clearest first."""
+    return {
+        training: [
+            {"name": column.name, "datasets": list(column.datasets), **each._asdict()}
+            for column, each in _noises(found, columns, training)
+        ]
+        for training in dict.fromkeys(row.training for row in found.rows)
+    }
+
+
+def noise_table(found: Series, columns: Sequence[Column]) -> Table:
+    """Return a row for each column: its rise, its noise, and the rise over the noise."""
+    trainings = dict.fromkeys(row.training for row in found.rows)
+    table = Table()
+    if len(trainings) > 1:
+        table.add_column("training", overflow="fold")
+    table.add_column("scores", no_wrap=True)
+    for name in ("rise", "noise", "of it sampling", "rise / noise"):
+        table.add_column(name, justify="right", no_wrap=True)
+    few = 0
+    for training in trainings:
+        told = list(_noises(found, columns, training))
+        few += len(columns) - len(told)
+        for column, each in told:
+            first = [escape(training)] if len(trainings) > 1 else []
+            name = f"{column.name} ({len(column.datasets)})" if column.mean else column.name
+            sampling = "" if each.sampling is None else f"{each.sampling:.4f}"
+            ratio = "" if each.ratio is None else f"{each.ratio:.1f}"
+            table.add_row(
+                *first, escape(name), f"{each.rise:+.4f}", f"{each.noise:.4f}", sampling, ratio
+            )
+    if few:
+        table.caption = f"{plural(few, 'column')} with fewer than {LEAST} scores left out"
+    return table
+
+
+def _noises(
+    found: Series, columns: Sequence[Column], training: str
+) -> Iterator[tuple[Column, Noise]]:
+    rows = [row for row in found.rows if row.training == training]
+    told = [(column, each) for column in columns if (each := noise_of(column, rows)) is not None]
+    yield from sorted(told, key=lambda pair: (pair[1].ratio is None, -(pair[1].ratio or 0.0)))
 
 
 def _each(

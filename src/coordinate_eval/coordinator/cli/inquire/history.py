@@ -12,7 +12,13 @@ from rich.table import Table
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural, visible
-from coordinate_eval.coordinator.cli.inquire.curves import curves, curves_table, sparkline
+from coordinate_eval.coordinator.cli.inquire.curves import (
+    curves,
+    curves_table,
+    noise,
+    noise_table,
+    sparkline,
+)
 from coordinate_eval.coordinator.cli.inquire.runs import readable_runs
 from coordinate_eval.coordinator.cli.output import console, say, table_console, write_json
 from coordinate_eval.coordinator.history import measured
@@ -25,6 +31,7 @@ from coordinate_eval.coordinator.history.series import (
     best,
     column,
     default_columns,
+    every_column,
     mean_column,
     series,
 )
@@ -42,6 +49,8 @@ class Wanted(NamedTuple):
     tokens_per_step: int | None = None
     curve: bool = False
     """Smooth the columns."""
+    noise: bool = False
+    """Tell their signal and noise."""
 
 
 def load(settings: Settings) -> tuple[list[Measured], list[str]]:
@@ -97,7 +106,8 @@ def curve_lines(settings: Settings, folder: str) -> list[str]:
 def show_history(settings: Settings, wanted: Wanted, form: str, parquet: Path | None) -> None:
     """Print a row for each checkpoint, and a column for each dataset, group or mean.
 
-    With `wanted.curve`, the table has what the checkpoints tell together: a row for each column.
+    With `wanted.curve` or `wanted.noise`, the table has what the checkpoints tell together: a row
+    for each column.
 
     Args:
         wanted: which checkpoints and columns.
@@ -109,7 +119,8 @@ def show_history(settings: Settings, wanted: Wanted, form: str, parquet: Path | 
     """
     known, problems = load(settings)
     found = series(known, wanted.trainings, wanted.suite)
-    columns = [column(each, found) for each in wanted.columns] or default_columns(found)
+    columns = [column(each, found) for each in wanted.columns]
+    columns = columns or (every_column(found) if wanted.noise else default_columns(found))
     if parquet is not None:
         _write_parquet(found, wanted, parquet)
         say(f"wrote {parquet}")
@@ -119,6 +130,8 @@ def show_history(settings: Settings, wanted: Wanted, form: str, parquet: Path | 
         sys.stdout.write(visible(_csv(found, columns, wanted)))
     elif wanted.curve:
         table_console().print(curves_table(found, columns))
+    elif wanted.noise:
+        table_console().print(noise_table(found, columns))
     else:
         _print(found, columns, wanted, settings)
     for line in [*found.notes, *problems]:
@@ -217,6 +230,7 @@ def _document(found: Series, columns: Sequence[Column], wanted: Wanted) -> dict[
         "rows": [told(row) for row in found.rows],
         "notes": list(found.notes),
         **({"curves": curves(found, columns)} if wanted.curve else {}),
+        **({"noise": noise(found, columns)} if wanted.noise else {}),
     }
 
 

@@ -82,6 +82,15 @@ Smoothed = Annotated[
         "--curve",
     ),
 ]
+Noisy = Annotated[
+    bool,
+    option(
+        OUTPUT,
+        "",
+        "Show how far each column has risen and how noisy it is, the clearest first.",
+        "--noise",
+    ),
+]
 ParquetFile = Annotated[
     Path | None,
     option(OUTPUT, "FILE", "Write a line for each checkpoint and dataset into this file."),
@@ -182,6 +191,7 @@ def history(
     column: Columns = None,
     tokens_per_step: TokensPerStep = None,
     curve: Smoothed = False,
+    noise: Noisy = False,
     as_csv: Csv = False,
     as_json: common.Json = False,
     parquet: ParquetFile = None,
@@ -196,10 +206,13 @@ def history(
 
     if as_csv + as_json + (parquet is not None) > 1:
         raise UserError("--csv, --json and --parquet are three formats: give one of them")
-    if curve and (as_csv or parquet is not None):
-        raise UserError("--curve shows a table, or with --json a document: it has no other format")
+    if curve and noise:
+        raise UserError("--curve and --noise are two tables: give one of them")
+    if (curve or noise) and (as_csv or parquet is not None):
+        name = "--curve" if curve else "--noise"
+        raise UserError(f"{name} shows a table, or with --json a document: it has no other format")
     settings, _ = load_settings({}, settings_file)
-    wanted = Wanted(training or [], suite, column or [], tokens_per_step, curve)
+    wanted = Wanted(training or [], suite, column or [], tokens_per_step, curve, noise)
     form = "csv" if as_csv else "json" if as_json else "table"
     show_history(settings, wanted, form, parquet)
 
