@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,11 @@ from tests.slurm.runs import queue
 
 TRAINING = Path(__file__).parents[1] / "fixtures" / "guarded.py"
 LAST = 60
+
+
+def slurm(*words: str) -> str:
+    """What a command of Slurm says."""
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
 class Training:
@@ -92,6 +98,60 @@ def test_a_training_comes_to_its_end_through_every_kind_of_fault(
     assert deleted["cause"] is None
     assert deleted["why"].endswith("step-40 was deleted before the training had read it")
     assert last["checkpoint"].endswith("step-30")
+    until(lambda: not queue(), "an empty cluster")
+
+
+def test_a_bad_node_is_drained_and_fewer_nodes_do(
+    slurm_cluster: DevCluster, tmp_path: Path
+) -> None:
+    """Of four nodes, one is taken for a while, and another one is broken."""
+    taken = slurm(
+        "sbatch", "--parsable", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 3600"
+    ).strip()
+    training = Training(
+        tmp_path, {2: {"kind": "hardware", "at": 15}}, nodes=4,
+        nodes_=[4, 3], start_seconds=3, drain=True,
+    )  # fmt: skip
+    bad = ""
+    try:
+        training.user.call(*training.args)
+        until(lambda: len(training.status()["attempts"]) == 4, "the fourth attempt")
+        (bad,) = training.status()["attempts"][1]["tested"]["bad"]
+        slurm("scancel", taken)
+        until(lambda: training.status()["state"] == "complete", "the end of the training")
+        never, failed, again, last = training.status()["attempts"]
+        assert (never["what"], again["what"]) == ("did not start in time",) * 2
+        assert failed["tested"]["words"].endswith(f"drained: {failed['tested']['bad'][0]}")
+        assert slurm("sinfo", "-h", "-n", bad, "-p", "low", "-o", "%T").startswith("drain")
+        assert last["excluded"] == [bad]
+        training.check_weights()
+    finally:
+        slurm("scancel", taken)
+        if bad:
+            slurm("scontrol", "update", f"nodename={bad}", "state=resume")
+    until(lambda: not queue(), "an empty cluster")
+
+
+def test_a_guard_whose_job_is_warned_or_requeued_is_followed_by_the_next(
+    slurm_cluster: DevCluster, tmp_path: Path
+) -> None:
+    training = Training(tmp_path, {1: {"kind": "wait", "at": 15}})
+    begun = training.user.call(*training.args, "--json")
+    first = json.loads(begun.stdout)["job"]
+    until(lambda: training.status()["attempts"][:1] and training.saves.exists(), "the training")
+    slurm("scancel", "--signal=USR1", "--batch", first)
+    until(lambda: training.status()["guard"] not in ("none", f"job {first}"), "the next guard")
+    until(lambda: first not in slurm("squeue", "-h", "-o", "%i").split(), "the end of the first")
+    second = training.status()["guard"].removeprefix("job ")
+    until(lambda: second in slurm("squeue", "-h", "-t", "R", "-o", "%i").split(), "the second")
+    slurm("scontrol", "requeue", second)
+    until(lambda: second in slurm("squeue", "-h", "-t", "PD", "-o", "%i").split(), "its requeue")
+    slurm("scontrol", "update", f"jobid={second}", "starttime=now")
+    until(lambda: second in slurm("squeue", "-h", "-t", "R", "-o", "%i").split(), "its next start")
+    (tmp_path / "go").touch()
+    until(lambda: training.status()["state"] == "complete", "the end of the training")
+    assert training.ends() == ["finished"]
+    training.check_weights()
     until(lambda: not queue(), "an empty cluster")
 
 

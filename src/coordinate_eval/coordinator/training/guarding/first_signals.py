@@ -5,6 +5,7 @@ checkpoints come first: the newest, the oldest and the one between. If the newes
 further run halves what is not known. Whatever a run does, the training waits for a limited time.
 """
 
+import functools
 import json
 import math
 import os
@@ -42,7 +43,9 @@ class FirstSignals:
     """
 
     def __init__(self, guard_dir: GuardDir, guarded: Guarded, start: Start | None = None) -> None:
-        self._dir, self._guarded, self._start = guard_dir, guarded, start or _start
+        self._dir, self._guarded = guard_dir, guarded
+        # Tasks may look for data at relative paths: from where the guard was begun.
+        self._start = start or functools.partial(_start, guarded.folder)
         self._children: dict[Path, subprocess.Popen[bytes]] = {}
 
     def compare(self, number: int, saves: Sequence[Save], now: float) -> Evaluated | None:
@@ -112,7 +115,10 @@ class FirstSignals:
         if child is not None and child.poll():
             said = _files.read_end(self._log(run), 4096).decode(errors="replace").strip()
             return brief(said.splitlines()[-1].removeprefix("coordinate-eval: ")) if said else "?"
-        return "it ended without a signal" if RunDir(run).results.exists() else ""
+        if not RunDir(run).results.exists():
+            return ""
+        reason = _files.read_json(RunDir(run).results).get("reason")
+        return brief(str(reason or "it ended without a signal"))
 
     def _end(self, runs: Sequence[Path]) -> None:
         """Cancel what goes on. Nobody waits for that."""
@@ -204,8 +210,8 @@ def _over(
     return Evaluated(onset=onset, words=f"first signals: {', '.join(parts)}")
 
 
-def _start(argv: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
+def _start(folder: str, argv: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
     with os.fdopen(_owner.open_log(log), "ab") as said:
         return subprocess.Popen(
-            argv, cwd=log.parent, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
+            argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
         )
