@@ -82,7 +82,7 @@ def one_start(model: str) -> None:
     vllm.prepare(1)
     imported = time.perf_counter()
     length = min(MAX_LENGTH, checkpoints.inspect(Path(model)).max_length)
-    vllm.start(Path(model), tensor_parallel=1, max_length=length, args={}).close()
+    vllm.VllmEngine(Path(model), tensor_parallel=1, max_length=length, args={}).close()
     print(json.dumps([imported - began, time.perf_counter() - imported]))
 
 

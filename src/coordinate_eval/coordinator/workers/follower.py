@@ -65,14 +65,14 @@ def run_follower(
                     engines.prepare(settings.engine.name, run.gpus_per_trial, settings.trial.cpus)
                     arrival.wait(weights)
                     across, more = ranks.wait_to_begin(rank)
-                    engines.by_name(settings.engine.name).follow(
+                    what = engines.Loading(
                         weights.link(),
-                        tensor_parallel=run.tensor_parallel,
-                        max_length=run.engine_context,
-                        args=more["args"],
-                        lighter=more["lighter"],
+                        run.tensor_parallel,
+                        run.engine_context,
+                        **more,
                         across=across,
                     )
+                    engines.by_name(settings.engine.name).follow(what)
                 ranks.over()  # compiled files are kept after it
         except Finished:
             return 0

@@ -305,14 +305,12 @@ class TrialRunner:
         self, weights: StagedWeights, across: engines.Across | None
     ) -> engines.Engine:
         settings = self._run.settings.engine
-        engine = engines.start(
-            settings.name,
-            self._dir.model if settings.elsewhere else weights.link(),
-            tensor_parallel=self._run.tensor_parallel,
-            max_length=self._run.engine_context,
-            args=self._engine_args(),
-            lighter=self._load.lighter,
-            across=across,
+        model = self._dir.model if settings.elsewhere else weights.link()
+        length, args = self._run.engine_context, self._engine_args()
+        engine = engines.by_name(settings.name).start(
+            engines.Loading(
+                model, self._run.tensor_parallel, length, args, self._load.lighter, across
+            )
         )
         self._engine_started = True
         return engine

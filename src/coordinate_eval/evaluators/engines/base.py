@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Request, RequestKind, Response
@@ -84,6 +84,24 @@ class Engine(Protocol):
         ...
 
 
+class Loading(NamedTuple):
+    """A model to load into an engine."""
+
+    model: Path
+    """A folder with safetensors, config and tokenizer."""
+    tensor_parallel: int
+    """GPUs, on each node."""
+    max_length: int
+    """Most tokens of a prompt and its output together."""
+    args: dict[str, Any]
+    """The engine's own arguments."""
+    lighter: int = 1
+    """So many times fewer tokens are to be computed at once than usual, because engines ran out of
+    memory. `args` has fewer sequences already."""
+    across: Across | None = None
+    """This process's part of an engine over several nodes, if it is one."""
+
+
 class EngineModule(Protocol):
     """The module of an engine. It imports the engine's own packages only inside functions."""
 
@@ -116,24 +134,8 @@ class EngineModule(Protocol):
         """
         ...
 
-    def start(
-        self,
-        model: Path,
-        *,
-        tensor_parallel: int,
-        max_length: int,
-        args: dict[str, Any],
-        lighter: int = 1,
-        across: Across | None = None,
-    ) -> Engine:
+    def start(self, what: Loading) -> Engine:
         """Start the engine and load a model into it.
-
-        Args:
-            tensor_parallel: number of GPUs, on each node.
-            args: the engine's own arguments.
-            lighter: so many times fewer tokens are to be computed at once than usual, because
-                engines ran out of memory. `args` has fewer sequences already.
-            across: this process's part of an engine over several nodes, if it is one.
 
         Raises:
             UserError: the engine is not installed, does not take an argument, or stays on one node.
@@ -141,16 +143,7 @@ class EngineModule(Protocol):
         """
         ...
 
-    def follow(
-        self,
-        model: Path,
-        *,
-        tensor_parallel: int,
-        max_length: int,
-        args: dict[str, Any],
-        lighter: int,
-        across: Across,
-    ) -> None:
+    def follow(self, what: Loading) -> None:
         """Run this node's part of an engine that `start` starts on the first node, until it ends.
 
         Raises:
@@ -235,11 +228,4 @@ def start(
     across: Across | None = None,
 ) -> Engine:
     """Start an engine and load a model into it. See `EngineModule.start`."""
-    return by_name(name).start(
-        model,
-        tensor_parallel=tensor_parallel,
-        max_length=max_length,
-        args=args,
-        lighter=lighter,
-        across=across,
-    )
+    return by_name(name).start(Loading(model, tensor_parallel, max_length, args, lighter, across))

@@ -19,7 +19,7 @@ from typing import Any, Final
 from coordinate_eval._engines import kind_of
 from coordinate_eval.errors import EngineError, ServerRefuses, UserError
 from coordinate_eval.evaluators.engines import common
-from coordinate_eval.evaluators.engines.base import Across, Unwanted, all_wanted
+from coordinate_eval.evaluators.engines.base import Loading, Unwanted, all_wanted
 from coordinate_eval.evaluators.engines.scoring import together
 from coordinate_eval.evaluators.engines.server_answers import Answering, find_model
 from coordinate_eval.evaluators.engines.server_requests import Completions
@@ -102,22 +102,19 @@ def prepare(tensor_parallel: int, threads: int = 0) -> None:
     """Do nothing: all that takes time is the server's own start."""
 
 
-def start(
-    model: Path,
-    *,
-    tensor_parallel: int,
-    max_length: int,
-    args: dict[str, Any],
-    lighter: int = 1,
-    across: Across | None = None,
-) -> "ServerEngine":
+def start(what: Loading) -> "ServerEngine":
     """Start the server, or find the one that is there. See `base.EngineModule`."""
-    if across is not None:
-        follow()
-    return ServerEngine(model, tensor_parallel=tensor_parallel, max_length=max_length, args=args)
+    if what.across is not None:
+        follow(what)
+    return ServerEngine(
+        what.model,
+        tensor_parallel=what.tensor_parallel,
+        max_length=what.max_length,
+        args=what.args,
+    )
 
 
-def follow(*_: object, **__: object) -> None:
+def follow(what: Loading) -> None:
     """Refuse: the command runs on one node. See `base.EngineModule`.
 
     Raises:

@@ -26,7 +26,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from coordinate_eval import _format
 from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators.engines import common
-from coordinate_eval.evaluators.engines.base import ALL_KINDS, Across, Unwanted, all_wanted
+from coordinate_eval.evaluators.engines.base import ALL_KINDS, Loading, Unwanted, all_wanted
 from coordinate_eval.evaluators.engines.common import probe, respond
 from coordinate_eval.evaluators.engines.turns import Turns
 from coordinate_eval.records import Record, Request, RequestKind, Response
@@ -84,28 +84,12 @@ def prepare(tensor_parallel: int, threads: int = 0) -> None:
     """Do nothing: this engine needs no packages."""
 
 
-def start(
-    model: Path,
-    *,
-    tensor_parallel: int,
-    max_length: int,
-    args: dict[str, Any],
-    lighter: int = 1,
-    across: Across | None = None,
-) -> "SimulatedEngine":
+def start(what: Loading) -> "SimulatedEngine":
     """Start the engine, which reads no model. See `base.EngineModule`."""
-    return SimulatedEngine(args=args, max_length=max_length)
+    return SimulatedEngine(args=what.args, max_length=what.max_length)
 
 
-def follow(
-    model: Path,
-    *,
-    tensor_parallel: int,
-    max_length: int,
-    args: dict[str, Any],
-    lighter: int,
-    across: Across,
-) -> None:
+def follow(what: Loading) -> None:
     """Wait until this process is ended: the first one answers alone."""
     while True:
         time.sleep(_NO_LIMIT)

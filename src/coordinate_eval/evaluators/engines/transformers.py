@@ -18,7 +18,7 @@ from coordinate_eval._engines import ENGINES
 from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines import common
-from coordinate_eval.evaluators.engines.base import ALL_KINDS, Across, Unwanted, all_wanted
+from coordinate_eval.evaluators.engines.base import ALL_KINDS, Loading, Unwanted, all_wanted
 from coordinate_eval.evaluators.engines.transformers_text import Text
 from coordinate_eval.evaluators.engines.turns import Turns
 from coordinate_eval.records import Request, RequestKind, Response
@@ -65,22 +65,14 @@ def prepare(tensor_parallel: int, threads: int = 0) -> None:
     common.limit_threads(threads)
 
 
-def start(
-    model: Path,
-    *,
-    tensor_parallel: int,
-    max_length: int,
-    args: dict[str, Any],
-    lighter: int = 1,
-    across: Across | None = None,
-) -> "TransformersEngine":
+def start(what: Loading) -> "TransformersEngine":
     """Start the engine, which uses all GPUs that it sees. See `base.EngineModule`."""
-    if across is not None:
-        follow()
-    return TransformersEngine(model, max_length=max_length, args=args)
+    if what.across is not None:
+        follow(what)
+    return TransformersEngine(what.model, max_length=what.max_length, args=what.args)
 
 
-def follow(*_: object, **__: object) -> None:
+def follow(what: Loading) -> None:
     """Refuse: this engine stays on one node. See `base.EngineModule`."""
     raise UserError("the engine transformers has the GPUs of one node: set [engine] name to vllm")
 

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines import common, vllm_processes
-from coordinate_eval.evaluators.engines.base import ALL_KINDS, Across, Unwanted, all_wanted
+from coordinate_eval.evaluators.engines.base import ALL_KINDS, Across, Loading, Unwanted, all_wanted
 from coordinate_eval.evaluators.engines.scoring import MOST_IDS, Scoring, together
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
 from coordinate_eval.evaluators.engines.vllm_defaults import OWN_PROCESSES, engine_arguments, on_cpu
@@ -81,23 +81,15 @@ def prepare(tensor_parallel: int, threads: int = 0) -> None:
     _hide_from_inspection(common.hidden())
 
 
-def start(
-    model: Path,
-    *,
-    tensor_parallel: int,
-    max_length: int,
-    args: dict[str, Any],
-    lighter: int = 1,
-    across: Across | None = None,
-) -> "VllmEngine":
+def start(what: Loading) -> "VllmEngine":
     """Start vLLM. See `base.EngineModule`."""
     return VllmEngine(
-        model,
-        tensor_parallel=tensor_parallel,
-        max_length=max_length,
-        args=args,
-        lighter=lighter,
-        across=across,
+        what.model,
+        tensor_parallel=what.tensor_parallel,
+        max_length=what.max_length,
+        args=what.args,
+        lighter=what.lighter,
+        across=what.across,
     )
 
 

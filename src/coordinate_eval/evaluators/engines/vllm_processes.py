@@ -18,12 +18,11 @@ import os
 import threading
 import time
 from multiprocessing import connection
-from pathlib import Path
 from typing import Any
 
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators.engines import common
-from coordinate_eval.evaluators.engines.base import Across
+from coordinate_eval.evaluators.engines.base import Across, Loading
 from coordinate_eval.evaluators.engines.vllm_defaults import engine_arguments, on_cpu
 
 _LAYERS = "VLLM_PP_LAYER_PARTITION"
@@ -50,15 +49,7 @@ def arguments(across: Across | None) -> dict[str, Any]:
     }
 
 
-def follow(
-    model: Path,
-    *,
-    tensor_parallel: int,
-    max_length: int,
-    args: dict[str, Any],
-    lighter: int,
-    across: Across,
-) -> None:
+def follow(what: Loading) -> None:
     """Run the processes of this node's GPUs until one of them ends. See `base.EngineModule`.
 
     They end with this process, too. `prepare` has been called.
@@ -66,6 +57,7 @@ def follow(
     vllm = importlib.import_module("vllm")
     usage = importlib.import_module("vllm.usage.usage_lib").UsageContext
     executors = importlib.import_module("vllm.v1.executor.multiproc_executor")
+    model, tensor_parallel, max_length, args, lighter, across = what
     chosen = engine_arguments(model, tensor_parallel, max_length, args, lighter) | arguments(across)
     if on_cpu() and chosen["enforce_eager"]:
         os.environ.setdefault(NO_COMPILER, "1")
