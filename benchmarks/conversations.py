@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.tiny import MAX_LENGTH, VOCABULARY, tiny_model
 
-from coordinate_eval.evaluators.engines import vllm
+from coordinate_eval.evaluators.engines import vllm_writing
 from coordinate_eval.evaluators.engines.base import start
 from coordinate_eval.evaluators.engines.turns import Turns
 from coordinate_eval.records import Request, RequestKind, Response
@@ -126,7 +126,7 @@ def second_turns(engine: Any, talks: Sequence[Request]) -> list[Request]:  # noq
                 made[self.request.item] = self.request.model_copy(update=changed)
             return response
 
-    with mock.patch.object(vllm, "Turns", Noted):
+    with mock.patch.object(vllm_writing, "Turns", Noted):
         list(engine.run(iter(talks)))
     return [made[talk.item] for talk in talks]
 
