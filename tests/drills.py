@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,17 +88,21 @@ class Drill:
 
     cluster: DevCluster
     user: Workspace
-    policy: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.done: list[str] = []
         self.bad = range(0)
         """Steps whose data is bad for good."""
+        self.bad_nodes: set[str] = set()
         self._dealt_with = 0
         """The newest job that a fault has ended."""
         self.training = Training(self.user.folder / "training")
         self._after: list[Callable[[], None]] = []
-        self.user.environ |= {"COORDINATE_EVAL_SUPERVISOR_POLL_SECONDS": "1"}
+        name = f"$(cat {self.training.folder}/interfaces/$SLURMD_NODENAME)"
+        self.user.environ |= {
+            "COORDINATE_EVAL_SUPERVISOR_POLL_SECONDS": "1",
+            "COORDINATE_EVAL_SLURM_SETUP": json.dumps([f'export GLOO_SOCKET_IFNAME="{name}"']),
+        }
 
     def run(self, faults: list[Fault]) -> Outcome:
         """Train under a guard, with these faults, until the guard says that it is over."""
@@ -106,7 +110,7 @@ class Drill:
         steps = [*(fault.step for fault in faults), STEPS]
         with _disk(self.training.checkpoints):
             self.training.slow_after(steps[0])
-            self._begin()
+            self._begin(test_nodes="bad_node" in {fault.kind for fault in faults})
             try:
                 for fault, following in zip(faults, steps[1:], strict=True):
                     self._next(fault)
@@ -127,11 +131,11 @@ class Drill:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
-    def _begin(self) -> None:
+    def _begin(self, *, test_nodes: bool) -> None:
         policy = {
             "last_step": STEPS, "silent_seconds": 15.0, "silent_steps": 5.0,
-            "first_step_seconds": 300.0, "pause_seconds": 1.0, "test_nodes": False,
-        } | self.policy  # fmt: skip
+            "first_step_seconds": 300.0, "pause_seconds": 1.0, "test_nodes": test_nodes,
+        }  # fmt: skip
         lines = (f"{name} = {json.dumps(value)}\n" for name, value in policy.items())
         path = self.user.folder / "guard.toml"
         path.write_text("".join(lines))
@@ -216,6 +220,7 @@ class Drill:
         """Have a node lose the network: no all-gather with it works any more."""
         victim = self._victim(fault)
         self.training.interface(victim.node, "ib7")
+        self.bad_nodes.add(victim.node)
         _kill(victim.pid)
         return victim.node
 
@@ -322,6 +327,7 @@ class Drill:
         assert went_back == bool(skip), f"skipped {skip!r} after {self.done}"
         assert not went_back or kinds & {"nan", "diverge"}, f"went back after {self.done}"
         assert set(self.bad) <= _steps(skip), f"skipped {skip!r} after {self.done}"
+        assert self.bad_nodes <= set(attempts[-1]["excluded"]), f"begun on {self.bad_nodes}"
         expected = undisturbed(self.user.folder.parent / "undisturbed", skip)
         last = self.training.checkpoints / f"step-{STEPS}"
         assert tensors(last) == tensors(expected), f"other weights after {self.done}"
