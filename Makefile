@@ -25,7 +25,7 @@ demo: $(READY)
 
 # Under five minutes, as root: a training under the guard, of which a node dies and the data goes bad.
 demo-training: $(READY)
-	bash scripts/packages.sh
+	bash scripts/packages.sh slurm-wlm slurm-client munge
 	$(BIN)/python demo/training.py
 
 # On each save, under a minute on two cores: functions and classes in this process. No root, no

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Debian packages that the tests use: a real Slurm, environment modules, a real sandbox, a real browser, compilers.
+# Debian packages that the tests use: a real Slurm, environment modules, a real sandbox, a real browser, compilers;
+# or those that are named: packages.sh slurm-wlm munge.
 # Installs what is missing where it may; says what to run where it may not.
 set -euo pipefail
 
@@ -9,6 +10,7 @@ packages+=(default-jdk-headless libjavatuples-java nodejs)
 packages+=(rustc cargo librust-md5-dev librust-rand-dev librust-regex-dev)
 # Ubuntu has Chromium outside its packages only: there the test of a page in a browser is skipped.
 [ -r /etc/debian_version ] && ! grep -qi ubuntu /etc/os-release && packages+=(chromium)
+[ $# -gt 0 ] && packages=("$@")
 missing=()
 for package in "${packages[@]}"; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' ||
@@ -22,7 +24,7 @@ if ! command -v apt-get >/dev/null; then
     exit 0
 fi
 if [ "$(id -u)" -ne 0 ]; then
-    echo "to run all tests: sudo apt-get install -y ${missing[*]}" >&2
+    echo "to run all: sudo apt-get install -y ${missing[*]}" >&2
     exit 0
 fi
 export DEBIAN_FRONTEND=noninteractive

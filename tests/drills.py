@@ -60,6 +60,8 @@ class Outcome:
     seconds: float
     status: dict[str, Any]
     reads: list[Read]
+    screen: str
+    """What `guard status` says to people."""
 
     @property
     def causes(self) -> list[str]:
@@ -119,9 +121,11 @@ class Drill:
             finally:
                 self._repair()
                 self.user.call("guard", "stop", str(self._root), status=None)
-            outcome = Outcome(
-                self.done, time.monotonic() - began, self.status(), self.training.reads()
-            )
+            screen = self.user.call(
+                "guard", "status", str(self._root), status=None, COLUMNS="300"
+            ).stdout
+            seconds = time.monotonic() - began
+            outcome = Outcome(self.done, seconds, self.status(), self.training.reads(), screen)
             self._check(outcome, {fault.kind for fault in faults})
         return outcome
 

@@ -65,13 +65,6 @@ class Training:
         """Have each step after this one take a second more from now on."""
         (self.folder / "slow-after").write_text(f"{step}\n")
 
-    def submit(self, *options: str, **environ: str) -> str:
-        """Submit the script without a guard; the job's id."""
-        return subprocess.run(
-            ["sbatch", "--parsable", *options, self.script],
-            cwd=self.folder, env=os.environ | environ, check=True, capture_output=True, text=True,
-        ).stdout.strip()  # fmt: skip
-
     def reads(self) -> list[Read]:
         """What has been read until now, in the order of reading."""
         lines = self.journal.read_text().splitlines() if self.journal.exists() else []
@@ -83,10 +76,6 @@ class Training:
     def saves(self) -> list[int]:
         """The steps of complete checkpoints."""
         return sorted(int(path.name[5:]) for path in self.checkpoints.glob("step-*"))
-
-    def log(self, job: str | int) -> str:
-        path = self.folder / f"train-{job}.log"
-        return path.read_text(errors="replace") if path.exists() else ""
 
 
 def undisturbed(folder: Path, skip: str = "") -> Path:

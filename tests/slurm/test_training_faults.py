@@ -4,6 +4,7 @@ nobody disturbed, bit for bit, and loses no step that was saved.
 `python -m tests.scripts.training_faults` runs as many seeded schedules as are wanted.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +32,10 @@ def nodes() -> Iterator[DevCluster]:
             "rank@120 guard@140 full_disk@160 diverge@200 nan@280",
             ["Killed", "OS Error", "rolled back", "rolled back"],
         ),
-        ("torn@160", ["Killed"]),
+        (
+            "torn@120 hang@140 controller@150 preempt@170 node@200",
+            ["Killed", "hung", "preempted", "lost a node"],
+        ),
     ],
 )
 def test_a_training_comes_to_its_end_through_faults(
@@ -40,6 +44,8 @@ def test_a_training_comes_to_its_end_through_faults(
     drill = Drill(nodes, Workspace(tmp_path))
     outcome = drill.run([Fault(*_kind_and_step(each)) for each in faults.split()])
     assert outcome.causes == causes
+    assert re.search(r"loss of steps 1 to 400.*\nattempt 1 .*\nattempt 2 ", outcome.screen)
+    assert re.search(r"attempt 2 from step-(50|100)\b", outcome.screen)
 
 
 def _kind_and_step(text: str) -> tuple[str, int]:
