@@ -30,7 +30,7 @@ FEATURES, ROWS = 16, 128
 
 
 def main() -> None:
-    """Train from the checkpoint that the guard names, else from nothing, to the last step."""
+    """Train from where the guard says, without a guard from the newest save, to the last step."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--checkpoints", type=Path, required=True)
     parser.add_argument("--data", type=Path, help="default: data.npy next to the checkpoints")
@@ -75,8 +75,8 @@ class State:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is saved."""
-        weights, momenta = get_state_dict(self._model, self._optimizer)
-        return {"model": weights, "optimizer": momenta}
+        weights, moments = get_state_dict(self._model, self._optimizer)
+        return {"model": weights, "optimizer": moments}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Take what was saved."""
