@@ -471,6 +471,26 @@ def test_a_training_goes_further_back_where_first_signals_have_fallen_earlier(
     assert second is not None and second.step == (6 if fails else 3)
 
 
+def test_a_training_that_went_wrong_before_its_end_goes_back_after_it(tmp_path: Path) -> None:
+    world, clock = Diverging(), SetClock()
+    world.root = tmp_path / "guard"
+    guard = guard_of(world, world.root, clock, rollback=True)
+    while not world.jobs_by_id:
+        guard.step()
+    guard.step()
+    for _ in range(LAST + 2):  # it runs to its end before the next look
+        world.tick()
+    while over(world.root) is None:
+        guard.step()
+        clock.sleep(5)
+    assert [each.what for each in GuardDir(world.root).history()] == [
+        What.ROLLED_BACK,
+        What.FINISHED,
+    ]
+    second = GuardDir(world.root).attempt(2)
+    assert second is not None and (second.step, second.skipped) == (6, "8-9")
+
+
 def test_a_training_that_ends_well_with_losses_that_are_no_numbers_is_not_complete(
     tmp_path: Path,
 ) -> None:

@@ -29,6 +29,7 @@ from coordinate_eval.coordinator.training.guarding.decide import (
 )
 from coordinate_eval.coordinator.training.guarding.hands import Hands
 from coordinate_eval.coordinator.training.guarding.healthy import Choice
+from coordinate_eval.coordinator.training.guarding.living import Living
 from coordinate_eval.coordinator.training.guarding.vitals import Vitals, wrong
 from coordinate_eval.errors import ClusterError, CoordinateError
 from coordinate_eval.slurm.batch import BatchJob, Described
@@ -44,10 +45,11 @@ class Endings:
     Args:
         hands: of the guard.
         beginnings: of attempts.
+        living: that knows when a training has to go back.
     """
 
-    def __init__(self, hands: Hands, beginnings: Beginnings) -> None:
-        self._hands, self._beginnings = hands, beginnings
+    def __init__(self, hands: Hands, beginnings: Beginnings, living: Living) -> None:
+        self._hands, self._beginnings, self._living = hands, beginnings, living
         self._forgotten: dict[str, float] = {}
 
     def end(self, attempt: Attempt, job: JobOf, shown: BatchJob | None) -> bool:
@@ -67,6 +69,9 @@ class Endings:
             )
             self._hands.create(number, "begun", begun)
         vitals = self._hands.watch.look(number, self._hands.clock.now())
+        unseen = cancelled is None and end is End.COMPLETED and vitals.last_step is not None
+        if unseen and self._living.goes_back(number, vitals.last_step or 0):
+            cancelled = self._hands.dir.cancelled(number)  # it went wrong since the last look
         problem = wrong(vitals, self._hands.policy)
         if cancelled is None and problem is not None and problem.what is What.NOT_FINITE:
             # It ended by itself, perhaps at its last step, and what it saved is of no use.
@@ -161,7 +166,7 @@ class Endings:
         need not report its last step, and may count from 0, so an end between two reports is one.
         """
         policy, cancelled = self._hands.policy, self._hands.dir.cancelled(attempt.number)
-        if cancelled is not None and cancelled.what is What.NOT_FINITE:
+        if cancelled is not None and cancelled.what in (What.NOT_FINITE, What.ROLLED_BACK):
             return cancelled.why
         if self._is_saved(None):
             return ""

@@ -54,7 +54,7 @@ class Living:
         if shown.suspended:
             return False
         vitals = self._hands.watch.look(number, self._hands.clock.now())
-        if vitals.last_step is not None and self._goes_back(number, vitals.last_step):
+        if vitals.last_step is not None and self.goes_back(number, vitals.last_step):
             return True
         if (problem := wrong(vitals, self._hands.policy)) is not None:
             if problem.what is What.SLOW and self._hands.policy.slow == "tell":
@@ -103,7 +103,7 @@ class Living:
         self._hands.create(number, "begun", begun)
         self._hands.say(f"job {shown.job_id} runs on {shown.nodes}")
 
-    def _goes_back(self, number: int, step: int) -> bool:
+    def goes_back(self, number: int, step: int) -> bool:
         """Ask for advice where loss or scores went wrong. Return whether it is followed."""
         spike, scores = self._hands.watch.spike(), self._hands.watch.scores(self._hands.clock.now())
         by_loss = spike is not None and spike.decided is not None

@@ -36,7 +36,7 @@ class Guard:
         self._hands = hands
         self._beginnings = Beginnings(hands)
         self._living = Living(hands)
-        self._endings = Endings(hands, self._beginnings)
+        self._endings = Endings(hands, self._beginnings, self._living)
         self._faults = self._silences = 0
 
     def run(self, leaves: Callable[[], bool] = lambda: False) -> Over | None:
