@@ -100,7 +100,8 @@ def _incidents(attempts: list[dict[str, Any]]) -> Table:
         if not each["incident"]:
             continue
         cause, tested = each["cause"], each["tested"]
-        why = f"{cause['reason']}: {cause['line']}" if cause else each["why"]
+        evidence = each["why"].partition("; ")[0]  # the strongest
+        why = f"{cause['reason']}: {cause['line']}" if cause else evidence
         said = tested["words"] if tested else each["nodes"]
         then = _then(each, following) if following is not None else ""
         cells = (str(each["number"]), each["what"], brief(why), brief(said), then)
