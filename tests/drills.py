@@ -48,7 +48,7 @@ def schedule(seed: int) -> list[Fault]:
         kinds.append(dice.choice(ENDING))
     for _ in range(dice.choice([0, 1, 1, 2])):
         kinds.insert(dice.randint(0, len(kinds)), dice.choice(PASSING))
-    steps = sorted(dice.randint(150, STEPS - 120) for _ in kinds)
+    steps = sorted(dice.randint(150, STEPS - 170) for _ in kinds)
     return [Fault(kind, step) for kind, step in zip(kinds, steps, strict=True)]
 
 
@@ -265,7 +265,7 @@ class Drill:
         step, ended = self._soon(), self._ended_since()
         with self._data() as data:
             data[step - 1 : step + 3, :, -1] *= 1e4
-        self.training.slow_after(step + 50)
+        self.training.slow_after(step + 50)  # when it may be clear first
         self._until(ended)
         self.bad = range(step, step + 4)
         return f"by the data of {step}-{step + 3}"

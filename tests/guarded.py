@@ -16,7 +16,7 @@ _SCRIPTS = Path(__file__).parent / "scripts"
 NODES = 6
 """Of the cluster at most. A training has four: of the others, one may be bad and one may die."""
 
-STEPS = 400
+STEPS = 450
 SAVE_EVERY = 50
 STEP_SECONDS = 0.01
 

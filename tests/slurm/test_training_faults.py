@@ -12,7 +12,7 @@ import pytest
 
 from tests.dev_cluster import DevCluster
 from tests.drills import Drill, Fault
-from tests.guarded import NODES
+from tests.guarded import NODES, STEPS
 from tests.runs import Workspace
 from tests.slurm.clusters import cluster_of
 from tests.tiny import need
@@ -44,7 +44,7 @@ def test_a_training_comes_to_its_end_through_faults(
     drill = Drill(nodes, Workspace(tmp_path))
     outcome = drill.run([Fault(*_kind_and_step(each)) for each in faults.split()])
     assert outcome.causes == causes
-    assert re.search(r"loss of steps 1 to 400.*\nattempt 1 .*\nattempt 2 ", outcome.screen)
+    assert re.search(rf"loss of steps 1 to {STEPS}.*\nattempt 1 .*\nattempt 2 ", outcome.screen)
     assert re.search(r"attempt 2 from step-(50|100)\b", outcome.screen)
 
 
