@@ -55,11 +55,11 @@ def run_some(seeds: Sequence[int], folder: Path, end: float) -> list[Row]:
             if time.monotonic() > end:
                 break
             faults = schedule(seed)
-            user = Workspace(folder / f"from-{seeds[0]}" / str(seed))
-            user.folder.mkdir(parents=True)
+            own = folder / f"from-{seeds[0]}" / str(seed)
+            own.mkdir(parents=True)
             began = time.monotonic()
             try:
-                row = Drill(cluster, user).run(faults).row()
+                row = Drill(cluster, Workspace(own)).run(faults).row()
             except Exception as error:  # one schedule more is worth more than a clean end
                 words = ", ".join(f"{fault.kind} at {fault.step}" for fault in faults)
                 row = (words, f"FAILED: {type(error).__name__}: {str(error)[:1000]}", "", "")
