@@ -200,7 +200,7 @@ def test_what_json_cannot_hold_costs_the_scores_of_items_alone() -> None:
     instance = SimpleNamespace(doc={("a", "key"): 1}, filtered_resps={"none": []})
     ask = SimpleNamespace(task="t", doc=0, item=0, instance=instance)
     task = SimpleNamespace(instances=[instance], process_results=lambda doc, found: {"acc": 1.0})
-    book = ItemBook([(ask, [])])  # type: ignore[list-item]
+    book = ItemBook([(ask, [])], [("t", 0, instance.doc)])  # type: ignore[list-item]
     with book.noting({"t": task}):
         assert task.process_results(instance.doc, []) == {"acc": 1.0}
     assert book.tables({"t": task}, {"t": "t"}) == []

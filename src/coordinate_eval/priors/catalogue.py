@@ -85,11 +85,17 @@ def items(dataset: Dataset) -> int | None:
     whole = dataset.items or (entry.items if entry else None)
     if whole is None:
         return None
-    alike = entry is not None and dataset.task in (None, entry.task)
-    tasks = TASKS.get(entry.dataset, 1) if entry and alike else 1
+    tasks = count_tasks(dataset)
     if dataset.limit is not None:
         whole = min(whole, dataset.limit * tasks)
     return max(dataset.in_sample(whole), min(whole, 2 * tasks) if dataset.sample else 0)
+
+
+def count_tasks(dataset: Dataset) -> int:
+    """Return the number of a dataset's leaf tasks, 1 if it is not known."""
+    entry = find(dataset)
+    alike = entry is not None and dataset.task in (None, entry.task)
+    return TASKS.get(entry.dataset, 1) if entry and alike else 1
 
 
 def enough(dataset: Dataset, precision: float) -> float:

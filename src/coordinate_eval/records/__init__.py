@@ -1,7 +1,7 @@
 """The records that travel between processes.
 
 In the order in which a run makes them: `inputs`, `requests`, `shards`, `responses`, `questions`,
-`results`, `item_scores`. Everyone imports them from here.
+`results`, `item_scores`; `stages` says in which order. Everyone imports them from here.
 
 They are written as JSON and never pickled. A file that holds one record carries its `schema`.
 Readers ignore fields that they do not know, so that fields can be added. A JSON-lines file holds
@@ -44,6 +44,7 @@ from coordinate_eval.records.requests import (
 )
 from coordinate_eval.records.results import DatasetResults, Outputs
 from coordinate_eval.records.shards import Shard, Span, even_parts
+from coordinate_eval.records.stages import hashed_order, seeded_order, stages
 
 __all__ = [
     "CACHE_BLOCK",
@@ -83,8 +84,11 @@ __all__ = [
     "computed_by_turns",
     "context_tokens",
     "even_parts",
+    "hashed_order",
     "judge_name",
     "largest_token",
     "prompt_lengths",
     "schema",
+    "seeded_order",
+    "stages",
 ]

@@ -190,6 +190,9 @@ class DatasetRequests(Record):
         default=None, description="CPU seconds of building, without downloads and shared loading"
     )
     versions: dict[str, str] = Field(default={}, description="version of each leaf task")
+    task_items: dict[str, int] = Field(
+        default={}, description="items of each leaf task, in the order of the dataset"
+    )
     scripts: dict[str, list[str]] = Field(
         default={},
         description="scripts, such as LATIN, in which each generating leaf task is written",

@@ -63,6 +63,7 @@ def supervise(run_dir: Path, minutes: int = 0) -> int:
     from coordinate_eval.coordinator.cli.launch.spooled import Taker
     from coordinate_eval.coordinator.display.run_page import write_report
     from coordinate_eval.coordinator.inputs import clusters
+    from coordinate_eval.coordinator.report.results import is_done
     from coordinate_eval.coordinator.run.records import read_run
     from coordinate_eval.coordinator.run.starting.create import hand_over
     from coordinate_eval.coordinator.run.supervision import why_no_job_is_found
@@ -116,7 +117,7 @@ def supervise(run_dir: Path, minutes: int = 0) -> int:
             log.note(hand_over(entered, f"sbatch takes nothing from this node ({error})"))
             return 0
         log.note(after_run.wait())
-    return 0 if results is None or results["complete"] else 1
+    return 0 if results is None or is_done(results) else 1
 
 
 def tell_alarms(run_dir: Path) -> int:

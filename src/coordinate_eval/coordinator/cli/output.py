@@ -131,16 +131,20 @@ def results_table(results: dict[str, Any]) -> Table:
         shown.add_column(column, justify=justify)  # type: ignore[arg-type]  # rich's Literal
     shown.add_column("± stderr", justify="right")
     shown.add_column("items", justify="right")
+    stopped = results.get("stopped", {})
     for task, entry in results["results"].items():
         first = True
         for name, value, error in metrics(entry):
-            samples = results["n_samples"].get(task, {}).get("effective", "")
+            samples = results["n_samples"].get(task, {})
+            items = str(samples.get("effective", ""))
+            if items and task in stopped:
+                items += f" of {samples.get('original', '')}"
             shown.add_row(
                 escape(task) if first else "",
                 escape(name.removesuffix(",none")),
                 f"{value:.4f}",
                 "" if error is None else f"{error:.4f}",
-                str(samples) if first else "",
+                items if first else "",
             )
             first = False
     for name, each in results.get("aggregates", {}).items():

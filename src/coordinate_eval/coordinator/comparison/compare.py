@@ -4,48 +4,35 @@ Scores can be compared if the same questions were asked in the same way. What di
 runs is named; see `unlike`.
 """
 
-import filecmp
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
-import numpy as np
 from pydantic import Field
 
-from coordinate_eval import _files
-from coordinate_eval._format import plural
+from coordinate_eval.coordinator.comparison.item_pairs import (
+    Both,
+    paired_items,
+    scored_at,
+    unlike,
+)
 from coordinate_eval.coordinator.comparison.paired import (
     CONFIDENCE,
     Difference,
-    Stratum,
     detectable,
     difference,
     significant,
     weighted_difference,
 )
-from coordinate_eval.coordinator.history.measured import asked, higher_is_better
+from coordinate_eval.coordinator.history.measured import higher_is_better
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.coordinator.report import state
-from coordinate_eval.coordinator.report.main_metric import Score, main_score
-from coordinate_eval.coordinator.report.results import judged, judged_differently, read_dataset
+from coordinate_eval.coordinator.report.main_metric import main_score
+from coordinate_eval.coordinator.run.claiming.decided import Verdict, why_stopped
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
-from coordinate_eval.errors import RecordError, UserError
-from coordinate_eval.records import (
-    Aggregate,
-    Dataset,
-    DatasetItems,
-    DatasetRequests,
-    DatasetResults,
-    ItemScores,
-    Record,
-    schema,
-)
-
-CLOSE = 1e-6
-"""Part of a score by which the mean over its items may differ from it."""
-
-Verdict = Literal["better", "worse", "no difference", ""]
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import Aggregate, Record, schema
 
 
 class Side(Record):
@@ -56,6 +43,7 @@ class Side(Record):
     checkpoint: str
     step: int | None
     complete: bool
+    decided: str = Field(default="", description="why it stopped before all items were asked")
 
 
 class Measured(Record):
@@ -74,6 +62,9 @@ class Measured(Record):
         default=None, description="difference that such a comparison finds in 80 % of all cases"
     )
     items: int | None = None
+    of_items: int | None = Field(
+        default=None, description="that the first run has, where the second has fewer"
+    )
     clusters: int | None = Field(default=None, description="of items that share a passage")
     metric: str = ""
     higher_is_better: bool = True
@@ -102,18 +93,6 @@ class Comparison(Record):
     left_out: dict[str, str] = Field(description="datasets that are not compared, and why")
 
 
-class _Scored(NamedTuple):
-    """A dataset of one run."""
-
-    run_dir: RunDir
-    run: Run
-    dataset: Dataset
-    results: DatasetResults
-
-
-_Both = tuple[_Scored, _Scored]
-
-
 def compare(
     first: RunDir,
     second: RunDir,
@@ -121,6 +100,7 @@ def compare(
     names: Sequence[str] = (),
     metric: str | None = None,
     anyway: bool = False,
+    look: int = 0,
 ) -> Comparison:
     """Return how the second run's scores differ from the first's.
 
@@ -130,6 +110,7 @@ def compare(
         names: datasets to compare; all if empty.
         metric: compared in place of the main one, for datasets that have it.
         anyway: compare also what the runs have asked differently.
+        look: number of a look of the second run, whose scores are compared; 0 for those it has.
 
     Raises:
         UserError: a named dataset is in neither run, the runs have asked differently, or nothing
@@ -142,13 +123,14 @@ def compare(
         if name not in known:
             raise UserError(f"no dataset {name!r} in these runs: they have {', '.join(known)}")
     left_out: dict[str, str] = {}
-    both: dict[str, _Both] = {}
+    both: dict[str, Both] = {}
     for name in names or known:
         pair = []
         for run_dir, run, table in zip((first, second), runs, tables, strict=True):
-            found = read_dataset(run_dir, name) if name in table else None
-            if found is not None:
-                pair.append(_Scored(run_dir, run, table[name], found))
+            number = look if run_dir is second else 0
+            scored = scored_at(run_dir, run, table[name], number) if name in table else None
+            if scored is not None:
+                pair.append(scored)
             elif name not in left_out:
                 what = "not scored" if name in table else "not a dataset"
                 left_out[name] = f"{what} in run {run.id}"
@@ -156,7 +138,11 @@ def compare(
             both[name] = pair[0], pair[1]
     unequal = {name: why for name, pair in both.items() if (why := list(unlike(*pair)))}
     if unequal and not anyway:
-        raise UserError(_refusal(unequal))
+        raise UserError(
+            refusal(
+                unequal, "Name datasets that are alike with --dataset, or compare with --anyway"
+            )
+        )
     measured = [
         each
         for name, pair in both.items()
@@ -235,63 +221,22 @@ def _side(run_dir: RunDir, run: Run) -> Side:
         checkpoint=run.checkpoint.path,
         step=step_of(run.checkpoint.path) if run.step is None else run.step,
         complete=state.is_complete(run_dir),
+        decided=why_stopped(run_dir),
     )
 
 
-def _refusal(unequal: dict[str, list[str]]) -> str:
+def refusal(unequal: dict[str, list[str]], advice: str) -> str:
+    """Return why two runs are not compared, and what to do."""
     lines = [f"{name}: {'; '.join(why)}" for name, why in unequal.items()]
     shown = "\n  ".join(lines[:10] + [f"… and {len(lines) - 10} more"] * (len(lines) > 10))
     return (
         f"these runs have asked differently, so their scores say little about the checkpoints:\n"
-        f"  {shown}\nName datasets that are alike with --dataset, or compare with --anyway"
+        f"  {shown}\n{advice}"
     )
 
 
-def unlike(first: _Scored, second: _Scored) -> Iterator[str]:
-    """Yield how two runs differ in what they asked about a dataset, or in how they scored it.
-
-    The prompts of runs with one tokenizer are compared by what they were made from.
-    """
-    runs = f"{first.run.id} and {second.run.id}"
-    ours, theirs = (asked(scored.run, scored.dataset, scored.results) for scored in (first, second))
-    del ours["judge"], theirs["judge"]  # compared below, with the prompts
-    named = [(name, ours.get(name), theirs.get(name)) for name in dict.fromkeys([*ours, *theirs])]
-    told = [f"{name} {a!r} and {b!r}" for name, a, b in named if a != b]
-    yield from (f"{each} in {runs}" for each in told)
-    judges = [(scored.run.id, judged(scored.results)) for scored in (first, second)]
-    if why := judged_differently((run, judge) for run, judge in judges if judge):
-        yield why
-    if not told and _same_tokenizer(first, second):
-        made = [_made_from(scored) for scored in (first, second)]
-        if all(made) and made[0] != made[1]:
-            yield f"the files or data that prompts are made from differ in {runs}"
-
-
-def _made_from(scored: _Scored) -> str:
-    path = scored.run_dir.requests_index(scored.dataset.name)
-    try:
-        index = _files.read_record_if_there(path, DatasetRequests)
-    except RecordError:
-        return ""
-    return index.made_from if index is not None else ""
-
-
-def _same_tokenizer(first: _Scored, second: _Scored) -> bool:
-    folders = first.run_dir.model, second.run_dir.model
-    try:
-        names = [
-            {path.name for path in folder.iterdir()} - {"config.json", "own_code.json"}
-            for folder in folders
-        ]
-        if names[0] != names[1]:
-            return False
-        return not any(filecmp.cmpfiles(*folders, names[0], shallow=False)[1:])
-    except OSError:
-        return False
-
-
 def _measure(
-    name: str, pair: _Both, metric: str | None, left_out: dict[str, str]
+    name: str, pair: Both, metric: str | None, left_out: dict[str, str]
 ) -> Measured | None:
     """Return the difference of a dataset; None if its scores are not comparable at all."""
     scores = [main_score(scored.results, metric) for scored in pair]
@@ -309,16 +254,25 @@ def _measure(
         metric=scores[0].metric,
         higher_is_better=higher_is_better(pair[1].results, scores[0].metric),
     )
-    strata, why_not = _strata(pair, (scores[0], scores[1]))
-    if not strata:
+    paired, why_not = paired_items(pair, (scores[0], scores[1]))
+    if paired is None:
         return plain.model_copy(update={"why_not": why_not})
-    found = difference(strata)
-    items = sum(len(stratum.first) for stratum in strata)
-    if math.isnan(found.stderr):
-        return plain.model_copy(
-            update={"items": items, "why_not": "all of its items are one cluster"}
+    found = difference(paired.strata)
+    more: dict[str, Any] = {"items": paired.items}
+    if paired.some:
+        means = (
+            sum(
+                s.weight * float(values.mean()) for s, values in zip(paired.strata, of, strict=True)
+            )
+            for of in ([s.first for s in paired.strata], [s.second for s in paired.strata])
         )
-    return plain.model_copy(update={**_interval(found), "items": items})
+        more |= dict(zip(("first", "second"), means, strict=True))
+        more |= {"difference": found.value, "of_items": paired.of_items}
+    if math.isnan(found.stderr):
+        more["why_not"] = "all of its items are one cluster"
+    else:
+        more |= _interval(found)
+    return plain.model_copy(update=more)
 
 
 def _interval(found: Difference) -> dict[str, float]:
@@ -332,74 +286,11 @@ def _interval(found: Difference) -> dict[str, float]:
     }
 
 
-def _strata(pair: _Both, scores: tuple[Score, Score]) -> tuple[list[Stratum], str]:
-    """Return the paired items of each task of a dataset, or why there are none.
-
-    The weight of a task in the dataset's score is not written anywhere. The harness weights by
-    items or not at all, so the weights are those whose mean is the score in both runs.
+def in_mean(measured: Sequence[Measured]) -> list[Measured]:
+    """Return the datasets of a mean: with an interval, and scores from 0 to 1, where more is
+    better.
     """
-    items = []
-    for scored in pair:
-        path = scored.run_dir.items(scored.dataset.name)
-        try:
-            found = _files.read_record_if_there(path, DatasetItems)
-        except RecordError as error:
-            return [], str(error)
-        if found is None:
-            return [], (
-                f"run {scored.run.id} has no scores of its items. If an earlier version scored it, "
-                f"`coordinate-eval rescore {scored.run.id}` makes a run that has them"
-            )
-        items.append(found)
-    metric = scores[0].metric
-    wanted = metric if "," in metric else f"{metric},none"
-    tasks = [name for name in pair[0].results.results if items[0].of(name, wanted)]
-    tables = []
-    for task in tasks:
-        ours, theirs = (found.of(task, wanted) for found in items)
-        if ours is None or theirs is None:
-            return [], f"task {task} has no scores of items in both runs"
-        if (ours.items, ours.documents) != (theirs.items, theirs.documents):
-            return [], f"the items of task {task} are not the same in both runs"
-        tables.append((ours, theirs))
-    return _weighted(tables, wanted.partition(",")[0], scores)
-
-
-def _weighted(
-    tables: Sequence[tuple[ItemScores, ItemScores]], metric: str, scores: tuple[Score, Score]
-) -> tuple[list[Stratum], str]:
-    parts, means, sizes = [], [], []
-    for ours, theirs in tables:
-        values = [np.array(t.metrics[metric], dtype=float) for t in (ours, theirs)]
-        there = ~np.isnan(values[0])
-        if alone := int((there != ~np.isnan(values[1])).sum()):
-            return [], f"{plural(alone, 'item')} with a value in one run only"
-        if not there.any():
-            continue
-        clusters = [c for c, is_there in zip(ours.clusters, there, strict=False) if is_there]
-        parts.append((values[0][there], values[1][there], clusters))
-        means.append([float(np.nanmean(value)) for value in values])
-        sizes.append(len(ours.items))
-    if not sizes:
-        return [], "its metric has no value of single items"
-    by_items = [size / sum(sizes) for size in sizes]
-    equal = [1 / len(sizes)] * len(sizes)
-    for weights in (by_items, equal):
-        found = [sum(w * mean[n] for w, mean in zip(weights, means, strict=True)) for n in (0, 1)]
-        if means and all(
-            math.isclose(mean, score.value, rel_tol=CLOSE, abs_tol=CLOSE)
-            for mean, score in zip(found, scores, strict=True)
-        ):
-            strata = [Stratum(*part, weight) for part, weight in zip(parts, weights, strict=True)]
-            return strata, ""
-    return [], "its score is not the mean over its items"
-
-
-def mean_of(name: str, measured: Sequence[Measured]) -> Measured | None:
-    """Return the difference of the mean over datasets that have an interval, and scores from 0 to
-    1, where more is better; None for fewer than two.
-    """
-    counted = [
+    return [
         each
         for each in measured
         if each.has_interval
@@ -407,7 +298,12 @@ def mean_of(name: str, measured: Sequence[Measured]) -> Measured | None:
         and min(each.first, each.second) >= 0
         and max(each.first, each.second) <= 1
     ]
-    if len(counted) < 2:
+
+
+def mean_of(name: str, measured: Sequence[Measured], least: int = 2) -> Measured | None:
+    """Return the difference of the mean over datasets; None for fewer than `least` of them."""
+    counted = in_mean(measured)
+    if len(counted) < least:
         return None
     found = weighted_difference([(1 / len(counted), _difference(each)) for each in counted])
     mean = Measured(

@@ -74,9 +74,12 @@ def difference(strata: Sequence[Stratum]) -> Difference:
     Args:
         strata: one or more, each with at least one item.
     """
-    parts: dict[object, list[float]] = {}
     value, spread, squares, differ = 0.0, 0.0, 0.0, 0
-    for number, stratum in enumerate(strata):
+    names: list[npt.NDArray[np.int64]] = []
+    weighted: list[Floats] = []
+    apart: list[Floats] = []
+    unnamed = 1 + max((max(s.clusters) for s in strata if len(s.clusters)), default=0)
+    for stratum in strata:
         gaps = stratum.second - stratum.first
         mean = float(gaps.mean())
         value += stratum.weight * mean
@@ -85,17 +88,17 @@ def difference(strata: Sequence[Stratum]) -> Difference:
         squares += float(gaps @ gaps)
         differ += int(np.count_nonzero(gaps))
         each = stratum.weight / len(gaps)
-        named = stratum.clusters or range(len(gaps))
-        alone = not len(stratum.clusters)
-        for name, gap in zip(named, gaps.tolist(), strict=True):
-            part = parts.setdefault((number, name) if alone else name, [0.0, 0.0])
-            part[0] += each * gap
-            part[1] += each * (gap - mean)
-    count = len(parts)
-    sums = np.array([part[0] for part in parts.values()])
+        alone = np.arange(unnamed, unnamed + len(gaps))
+        unnamed += len(gaps)
+        names.append(np.asarray(stratum.clusters) if len(stratum.clusters) else alone)
+        weighted.append(each * gaps)
+        apart.append(each * (gaps - mean))
+    _, places = np.unique(np.concatenate(names), return_inverse=True)
+    sums: Floats = np.bincount(places, np.concatenate(weighted)).astype(np.float64)
+    count = len(sums)
     if count < 2:
         return Difference(value, math.nan, math.nan, math.nan, 1.0, count)
-    residuals = np.array([part[1] for part in parts.values()])
+    residuals = np.bincount(places, np.concatenate(apart))
     freedom = max(1, count - len(strata))
     scale = count / freedom
     agreed = (math.sqrt(squares / differ) if differ else spread or 1.0) * _typical(strata)

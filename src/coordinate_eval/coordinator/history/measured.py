@@ -24,6 +24,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of, traini
 from coordinate_eval.coordinator.report.main_metric import main_score
 from coordinate_eval.coordinator.report.results import read_dataset
 from coordinate_eval.coordinator.report.warnings import warnings
+from coordinate_eval.coordinator.run.claiming.decided import why_stopped
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.rounds import read_rounds
@@ -81,6 +82,7 @@ class Measured(Record):
     created: float
     ended: float = Field(default=0.0, description="when this was measured; 0: the run goes on")
     complete: bool = False
+    decided: str = Field(default="", description="why it stopped before all items were asked")
     gpu_seconds: float | None = None
     seconds: float | None = Field(default=None, description="from the plan to the last score")
     planned_seconds: float | None = Field(default=None, description="what the plan said of them")
@@ -136,6 +138,7 @@ def measure(run_dir: RunDir, run: Run, results: Mapping[str, Any] | None) -> Mea
         created=run.created,
         ended=0.0 if results is None else time.time(),
         complete=bool(results and results.get("complete")),
+        decided=why_stopped(run_dir),
         gpu_seconds=ledger.get("total_gpu_seconds"),
         seconds=seconds,
         planned_seconds=planned_seconds,
@@ -172,15 +175,17 @@ def higher_is_better(results: DatasetResults, metric: str) -> bool:
     return all(each is not False for each in said)
 
 
+def options(dataset: Dataset, engine: str, max_length: int) -> dict[str, Any]:
+    """Return the part of `asked` that is known before a run."""
+    given = dataset.model_dump(mode="json", exclude=NOT_ASKED)
+    named = {name.replace("_", " "): value for name, value in given.items()}
+    return {**named, "max_length": max_length, "engine": engine}
+
+
 def asked(run: Run, dataset: Dataset, results: DatasetResults) -> dict[str, Any]:
     """Return what scores of a dataset depend on besides the checkpoint, by name."""
     return {
-        **{
-            name.replace("_", " "): value
-            for name, value in dataset.model_dump(mode="json", exclude=NOT_ASKED).items()
-        },
-        "max_length": run.max_length,
-        "engine": run.settings.engine.name,
+        **options(dataset, run.settings.engine.name, run.max_length),
         "version of the task": results.versions,
         "version of lm_eval": results.harness,
         "few-shot examples": results.n_shot,

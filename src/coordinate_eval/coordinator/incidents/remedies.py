@@ -105,6 +105,8 @@ _LEFT: Mapping[LedgerName, str] = {
     "questions": "questions of",
     "requests": "the prompts of",
     "results": "the scores of",
+    "looks": "the scores of the first items of",
+    "comparisons": "comparison",
     "estimates": "the first signal of",
 }
 """Work that a dead job leaves undone, by ledger."""

@@ -42,6 +42,8 @@ class Inputs:
     """The folder of the command, if tasks may look there for data at relative paths."""
     step: int | None = None
     """The training step of the checkpoint, if the user tells it."""
+    against: str = ""
+    """The directory of the run with which this one is compared until that is decided."""
     strict: bool = True
     """Refuse a suite with a dataset that is known to be impossible to build."""
 
@@ -59,7 +61,7 @@ class Inputs:
     @property
     def run_id(self) -> str:
         """Return the id of the run of these inputs."""
-        return run_id(self.checkpoint, self.suite, self.settings)
+        return run_id(self.checkpoint, self.suite, self.settings, self.against)
 
 
 def read_inputs(
@@ -148,5 +150,6 @@ def new_run(
         exclusive=exclusive,
         limits=limits or JobLimits(),
         left_out=dict(inputs.left_out),
+        against=inputs.against,
         strict=inputs.strict or inputs.reviewed is not None,
     )

@@ -28,6 +28,7 @@ from coordinate_eval.coordinator.planning.costs import (
     storage_link,
     suite_costs,
 )
+from coordinate_eval.coordinator.planning.dealing.packing import stage_of
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.places import nodes as select
 from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
@@ -55,11 +56,11 @@ from coordinate_eval.coordinator.run.records import (
 )
 from coordinate_eval.coordinator.run.rounds import make_round
 from coordinate_eval.errors import UserError
-from coordinate_eval.priors.catalogue import known_work
+from coordinate_eval.priors import catalogue
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.priors.roofline import Conditions
 from coordinate_eval.priors.staging import Link
-from coordinate_eval.records import Checkpoint, DatasetRequests
+from coordinate_eval.records import Checkpoint, DatasetRequests, stages
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,11 @@ def plan_run(
     if reviewed is not None:
         reviewed_plan.check_datasets(reviewed, {cost.name: cost.items for cost in costs})
         _check_ends(offer, building + reviewed.estimate.makespan_seconds)
+        if any(cost.stages for cost in costs) != any(cost.stages for cost in reviewed.datasets):
+            raise UserError(
+                "--until-decided decides in which order a plan asks: give it as in the dry run, "
+                "or plan again"
+            )
         plan = reviewed
     else:
         new = _best_plan(run, offer, costs, capacity, judging, building, what_if=what_if)
@@ -251,7 +257,29 @@ def _costs(
     on, _, _ = rates(leased(run), run.settings, offer, chosen)
     costs = suite_costs(run.suite, on, built, offer.priors)
     seconds = judging.seconds if judging is not None else {}
-    return [c.model_copy(update={"judge_seconds": seconds.get(c.name, 0.0)}) for c in costs]
+    staged = _stages(run, costs, built) if run.against else {}
+    return [
+        c.model_copy(
+            update={
+                "judge_seconds": seconds.get(c.name, 0.0),
+                "stages": staged.get(c.name, []),
+            }
+        )
+        for c in costs
+    ]
+
+
+def _stages(
+    run: Run, costs: Sequence[Cost], built: Mapping[str, DatasetRequests]
+) -> dict[str, list[int]]:
+    """Return the stages of the datasets that are asked in several: no judge rates them."""
+    found = {}
+    for dataset, cost in zip(run.suite.datasets, costs, strict=True):
+        if cost.splittable and dataset.rubric is None:
+            index = built.get(dataset.name)
+            tasks = len(index.versions) if index is not None else catalogue.count_tasks(dataset)
+            found[dataset.name] = stages(cost.items, tasks)
+    return {name: ends for name, ends in found.items() if len(ends) > 1}
 
 
 def rates(
@@ -294,9 +322,10 @@ def _capacity(run: Run, offer: Offer, chosen: ChosenNodes) -> Capacity:
 
 def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run:
     """Return a run with its plan: the same for the same plan and requests."""
+    costs = {cost.name: cost for cost in plan.datasets}
     shards = sorted(
         (shard for trial in plan.trials for shard in trial.shards),
-        key=lambda s: (not s.signal, -s.gpu_seconds),
+        key=lambda s: (not s.signal, stage_of(costs[s.dataset], s.start), -s.gpu_seconds),
     )
     # Built requests tell whether a metric asks questions; unbuilt ones do if it costs anything.
     costly = {job.dataset for job in plan.metric_jobs}
@@ -317,6 +346,7 @@ def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run
             "gpu_type": plan.nodes[0].gpu_type,
             "engine_start_seconds": plan.trials[0].setup_seconds,
             "copy_seconds": max((stage.seconds for stage in plan.stages), default=None),
+            "stages": {c.name: c.stages for c in plan.datasets if c.stages and run.against},
             "asks": asks,
             "judged": judged,
             "shards": shards,
@@ -370,7 +400,7 @@ def check_time(run: Run, offer: Offer, chosen: ChosenNodes, reviewed: Plan | Non
     """
     if reviewed is not None:
         _check_ends(offer, reviewed.estimate.makespan_seconds)
-    elif all(known_work(dataset) is not None for dataset in run.suite.datasets):
+    elif all(catalogue.known_work(dataset) is not None for dataset in run.suite.datasets):
         costs, capacity = _costs(run, offer, chosen, {}), _capacity(run, offer, chosen)
         _check_ends(offer, planner.least_seconds(run.checkpoint, costs, capacity))
 

@@ -104,7 +104,7 @@ def plan_on_capacity(
     bound = least_seconds(checkpoint, costs, capacity)
     dealer = _Dealer(costs, capacity, slots, staged, bound, judge, spare_gpus, latest)
     best = dealer.best([[] for _ in slots])
-    if first_signal:
+    if first_signal and not any(cost.stages for cost in costs):  # the first stage is one
         best = dealer.with_signal(best)
     outcome = best.outcome
     # A plan may reach the bound exactly, and sums of floats differ with their order.
@@ -254,7 +254,8 @@ class _Dealer:
         costs, cpus = self.costs, self.capacity.metric_cpus
         begin = self.staged + self.capacity.engine_start_seconds
         ready = [begin + sum(seconds(costs[p.cost], p) for p in queue) for queue in first]
-        pieces = signal_slices.rest(costs, [piece for queue in first for piece in queue])
+        rest = signal_slices.rest(costs, [piece for queue in first for piece in queue])
+        pieces = [part for piece in rest for part in packing.in_stages(costs[piece.cost], piece)]
         found: list[_Dealt] = []
 
         # A judge may need GPUs that are free late, whatever comes first: it may have no say there.

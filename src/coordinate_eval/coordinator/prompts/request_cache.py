@@ -35,7 +35,7 @@ from coordinate_eval.evaluators.harness.tasks.task_names import kept_file
 from coordinate_eval.evaluators.pulse import EndlessCall
 from coordinate_eval.records import Checkpoint, Dataset, DatasetRequests, Suite
 
-FORMAT = 9
+FORMAT = 10
 """Increased when a key comes to mean different requests, or an index has new facts."""
 
 

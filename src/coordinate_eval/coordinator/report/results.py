@@ -12,6 +12,13 @@ from coordinate_eval import __version__, _files
 from coordinate_eval.coordinator.incidents.shown import report_failures
 from coordinate_eval.coordinator.report.main_metric import Score, main_score, metrics
 from coordinate_eval.coordinator.report.missing import build_errors, reasons, why_missing
+from coordinate_eval.coordinator.run.claiming.decided import (
+    Compared,
+    PartScores,
+    last_compared,
+    read_part,
+    stopped,
+)
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.errors import RecordError
@@ -19,9 +26,11 @@ from coordinate_eval.records import (
     Aggregate,
     Checkpoint,
     CheckpointFormat,
+    DatasetItems,
     DatasetResults,
     Outputs,
     Record,
+    Span,
     judge_name,
 )
 
@@ -71,6 +80,8 @@ class _Shown(Record):
     results: dict[str, dict[str, Any]] = Field(default={})
     n_samples: dict[str, dict[str, Any]] = Field(default={})
     outputs: dict[str, Outputs] = Field(default={})
+    compared: Compared | None = None
+    stopped: dict[str, dict[str, int]] = Field(default={})
     rescored: Rescored | None = None
     missing: dict[str, str] = Field(default={})
     left_out: dict[str, str] = Field(default={})
@@ -98,13 +109,15 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
     mains = {name: main_score(found) for name, found in scored.items()}
     known = {name: main for name, main in mains.items() if main is not None}
     aggregates = aggregate_scores(run.suite.aggregates, known)
+    used = stopped(run_dir)
+    compared = last_compared(run_dir, run)
     merged: dict[str, dict[str, Any]] = {part: {} for part in _TABLES}
     for found in with_distinct_names(list(scored.values())):
         for part in _TABLES:
             merged[part] |= getattr(found, part)
     return {
         "schema": "coordinate-eval/scores@1",
-        "complete": not missing,
+        "complete": not (missing or used),
         **merged,
         "toolchains": {
             name: found.toolchains for name, found in scored.items() if found.toolchains
@@ -121,6 +134,8 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
             for name, found in scored.items()
             if found.own_answers
         },
+        "compared": compared.model_dump(mode="json", by_alias=True) if compared else None,
+        "stopped": {n: {"items": used[n], "of_items": run.stages[n][-1]} for n in used},
         "rescored": _rescored(run, scored),
         "aggregates": {name: each.model_dump() for name, each in aggregates.items()},
         "missing": missing,
@@ -245,8 +260,23 @@ def _rescored(run: Run, scored: Mapping[str, DatasetResults]) -> dict[str, Any] 
 
 
 def read_dataset(run_dir: RunDir, dataset: str) -> DatasetResults | None:
-    """Return the results of a dataset, None if it has none yet."""
-    return _files.read_record_if_there(run_dir.dataset_results(dataset), DatasetResults)
+    """Return the results of a dataset, of the items that are used; None if it has none yet."""
+    whole = _files.read_record_if_there(run_dir.dataset_results(dataset), DatasetResults)
+    part = _stopped_part(run_dir, dataset) if whole is None else None
+    return part.results if part is not None else whole
+
+
+def read_items(run_dir: RunDir, dataset: str) -> DatasetItems | None:
+    """Return the scores of the items that the results of a dataset are of, if there are any."""
+    whole = _files.read_record_if_there(run_dir.items(dataset), DatasetItems)
+    part = _stopped_part(run_dir, dataset) if whole is None else None
+    return part.items if part is not None else whole
+
+
+def _stopped_part(run_dir: RunDir, dataset: str) -> PartScores | None:
+    """Return the scores of a dataset that was stopped early, None of another one."""
+    used = stopped(run_dir).get(dataset)
+    return None if used is None else read_part(run_dir, Span(dataset, 0, used))
 
 
 def read_results(run_dir: RunDir) -> dict[str, Any] | None:
@@ -270,6 +300,11 @@ def read_results(run_dir: RunDir) -> dict[str, Any] | None:
     return found
 
 
+def is_done(results: Mapping[str, Any]) -> bool:
+    """Return whether a run has what it was asked for: all scores, or a decision."""
+    return bool(results["complete"] or (results.get("stopped") and not results.get("missing")))
+
+
 def why_incomplete(run_dir: RunDir) -> list[str]:
     """Return why a run has ended without all of its results; nothing of one that goes on.
 
@@ -277,6 +312,6 @@ def why_incomplete(run_dir: RunDir) -> list[str]:
         RecordError: `results.json` is torn, or is none.
     """
     results = read_results(run_dir)
-    if results is None or results["complete"]:
+    if results is None or is_done(results):
         return []
     return reasons(results) or ["it ended before all datasets were scored"]

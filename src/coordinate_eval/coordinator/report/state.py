@@ -16,10 +16,12 @@ from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.incidents.shown import refused_now
+from coordinate_eval.coordinator.report.results import is_done as results_done
 from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.report.time_left import seconds_left
 from coordinate_eval.coordinator.run import jobs, supervision
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.decided import stopped
 from coordinate_eval.coordinator.run.claiming.work import (
     all_spans,
     portions_with_questions,
@@ -54,6 +56,7 @@ class Phase(StrEnum):
     UNSUPERVISED = "no supervisor"
     CANCELLED = "cancelled"
     INCOMPLETE = "incomplete"
+    DECIDED = "decided"
     COMPLETE = "complete"
 
     @property
@@ -63,8 +66,14 @@ class Phase(StrEnum):
             Phase.UNSUPERVISED,
             Phase.CANCELLED,
             Phase.INCOMPLETE,
+            Phase.DECIDED,
             Phase.COMPLETE,
         )
+
+    @property
+    def done(self) -> bool:
+        """Return whether a run in this phase has what it was asked for."""
+        return self in (Phase.DECIDED, Phase.COMPLETE)
 
 
 class Progress(Record):
@@ -94,9 +103,17 @@ def is_complete(run_dir: RunDir) -> bool:
     return results is not None and bool(results["complete"])
 
 
+def is_done(run_dir: RunDir) -> bool:
+    """Return whether a run is complete, or ended early because its comparison is decided."""
+    results = read_results(run_dir)
+    if results is None or (run_dir.full.exists() and not results["complete"]):
+        return False
+    return results_done(results)
+
+
 def has_ended_incomplete(run_dir: RunDir) -> bool:
-    """Return whether a run's last supervision ended without all results."""
-    return supervision.has_ended(run_dir) and not is_complete(run_dir)
+    """Return whether a run's last supervision ended without what it was asked for."""
+    return supervision.has_ended(run_dir) and not is_done(run_dir)
 
 
 def is_supervised(run_dir: RunDir, run: Run, tasks: list[TaskStatus]) -> bool | None:
@@ -173,7 +190,8 @@ def progress(
     if not (phase.ended or supervised):  # a supervisor has told what is refused
         detail = "; ".join(filter(None, (detail, *refused_now(run_dir, time.time()))))
     responses = sum(trial.responses for trial in trials.values())
-    responses = min(responses, requests) if undone or not run.planned else requests
+    whole = run.planned and not undone and not stopped(run_dir)
+    responses = requests if whole else min(responses, requests)
     counts = dict(Counter[str](trial.state for trial in now.values()))
     planned = {trial for round_ in current for trial, _ in jobs.trials_of(round_)}
     if not phase.ended and planned - set(trials):
@@ -247,6 +265,8 @@ def _phase(
 ) -> tuple[Phase, str]:
     if is_complete(run_dir):
         return Phase.COMPLETE, ""
+    if is_done(run_dir):
+        return Phase.DECIDED, ""
     if run_dir.cancelled.exists():
         return Phase.CANCELLED, _files.read(run_dir.cancelled).decode(errors="replace")
     if not supervised and has_ended_incomplete(run_dir):
@@ -380,7 +400,7 @@ def _trials_of(
 
 def _elapsed(run_dir: RunDir, run: Run, phase: Phase) -> float:
     began = max(run.created, _files.modified(run_dir.resumed))
-    if phase in (Phase.COMPLETE, Phase.INCOMPLETE):
+    if phase.done or phase is Phase.INCOMPLETE:
         return max(0.0, _files.modified(run_dir.results) - began)
     return max(0.0, time.time() - began)
 

@@ -213,6 +213,16 @@ class RunDir:
         """Return the file of `DatasetItems`."""
         return self.root / "items" / f"{dataset}.json"
 
+    decided = Place("decided.json")
+    """`Compared`: the comparison that ended the run early; see `decided.py`."""
+
+    full = Place("full")
+    """Empty file that says that the run goes on all the same."""
+
+    def comparison(self, number: int) -> Path:
+        """Return the file of the `Compared` of a look."""
+        return self.root / "comparisons" / f"{number}.json"
+
     estimates_folder = Place("estimates")
     """Folder of `estimate`."""
 

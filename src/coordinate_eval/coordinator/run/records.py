@@ -75,6 +75,11 @@ class Planned(Record):
     shards: list[Shard] = Field(
         default=[], description="all work, in the order in which trials claim it"
     )
+    stages: dict[str, list[int]] = Field(
+        default={},
+        description="dataset → items that are asked by the end of each stage, if it has several. "
+        "Its spans are positions in its `seeded_order` then",
+    )
     portion_seconds: float = Field(
         default=PORTION_SECONDS, description="of a metric, in one portion of its questions"
     )
@@ -119,6 +124,9 @@ class Run(Planned):
     )
     strict: bool = Field(
         default=True, description="no dataset is run if the requests of some cannot be built"
+    )
+    against: str = Field(
+        default="", description="the directory of the run with which it is compared until decided"
     )
     rescores: str = Field(
         default="", description="the directory of the run whose responses it scores again"

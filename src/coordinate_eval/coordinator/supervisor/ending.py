@@ -9,11 +9,14 @@ from typing import Any
 from coordinate_eval import _files
 from coordinate_eval._clock import Clock
 from coordinate_eval.clusters.protocol import Cluster, State, TaskStatus
+from coordinate_eval.coordinator.comparison.deciding import conclude
 from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.incidents.incident import Incident
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.time_ledger import read_time_ledger
 from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.claiming.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.work import all_spans
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run, StageProgress
 from coordinate_eval.coordinator.run.rounds import read_rounds, read_trials_of
@@ -44,6 +47,8 @@ def write_results(
     run_dir: RunDir, run: Run, cluster: Cluster, why: str, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """Write the results and return them; `why` says why some are missing."""
+    if not Ledger(run_dir, "results").unpublished(all_spans(run, "results")):
+        conclude(run_dir, run)
     results = report.collect_results(run_dir, run, why)
     results["scheduler_calls"] = dict(cluster.calls)
     results["ledger"] = None

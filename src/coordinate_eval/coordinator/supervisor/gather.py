@@ -89,7 +89,9 @@ def _work(run_dir: RunDir, run: Run) -> WorkFacts:
             (name, claim)
             for name in LEDGERS
             for claim in Ledger(run_dir, name).open_claims(
-                span for span in all_spans(run, name) if span.dataset in left
+                span
+                for span in all_spans(run, name)
+                if span.dataset in left or name in ("looks", "comparisons")
             )
         ],
         claims_with_second_attempt=outputs.claims_with_second_attempt(unpublished),

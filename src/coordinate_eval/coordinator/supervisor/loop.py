@@ -15,6 +15,7 @@ from coordinate_eval._clock import Clock, SystemClock, growing
 from coordinate_eval._format import plural
 from coordinate_eval.clusters.local import cores
 from coordinate_eval.clusters.protocol import Cluster, State, TaskStatus
+from coordinate_eval.coordinator.comparison.deciding import unlike_prompts
 from coordinate_eval.coordinator.incidents import remedies
 from coordinate_eval.coordinator.incidents.causes import Causes
 from coordinate_eval.coordinator.prompts.request_cache import link_found
@@ -353,6 +354,9 @@ class Supervisor:
             return False
         if self._guard.why:
             return Finish(self._guard.why)
+        unlike = self._run.against and self._is_built() and unlike_prompts(self._dir, self._run)
+        if unlike:
+            return Finish(unlike)
         planned = self._search.plan(self._run)
         if planned is None or isinstance(planned, Finish):
             return planned or False

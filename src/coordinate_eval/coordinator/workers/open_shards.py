@@ -14,7 +14,7 @@ one at a single item: the others come first, and most items that were only there
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -35,6 +35,7 @@ from coordinate_eval.records import (
     Shard,
     Span,
     prompt_lengths,
+    seeded_order,
 )
 
 PARTS = 8
@@ -156,20 +157,23 @@ class _OpenShard:
 class OpenShards:
     """The open shards of one trial. Each is published with the response that completes it."""
 
-    def __init__(self, run_dir: RunDir, trial: str, time_left: TimeLeft) -> None:
-        self._dir = run_dir
+    def __init__(
+        self, run_dir: RunDir, trial: str, time_left: TimeLeft, staged: Container[str] = ()
+    ) -> None:
+        """Begin without a shard. Datasets in `staged` are asked in their `seeded_order`."""
+        self._dir, self._staged = run_dir, staged
         self._trial = trial
         self._time_left = time_left
         self._ledger = Ledger(run_dir, "outputs")
         self._open: dict[str, dict[Span, _OpenShard]] = {}
-        self._dropped: set[Span] = set()
+        self._dropped: dict[str, set[Identity]] = {}
         self.published = 0
         """Shards published so far."""
 
     def open(self, shard: Shard, attempt: int) -> list[Request]:
         """Open a claimed shard. Return its requests that no earlier attempt has answered."""
         span = shard.span
-        requests = list(read_requests(self._dir, span))
+        requests = list(read_requests(self._dir, span, staged=span.dataset in self._staged))
         hashes = {r.identity(): r.prompt_hash for r in requests}
         unanswered = {request.identity(): request.item for request in requests}
         work = _OpenShard(shard, AttemptWriter(self._ledger, span, attempt), unanswered)
@@ -198,15 +202,15 @@ class OpenShards:
         Raises:
             RecordError: no open shard waits for this response.
         """
-        for span, work in self._open.get(response.dataset, {}).items():
-            if _has(span, response) and response.identity() in work.unanswered:
+        for work in self._open.get(response.dataset, {}).values():
+            if response.identity() in work.unanswered:
                 work.writer.write(response.line())
                 work.tally.add(response, seconds)
                 del work.unanswered[response.identity()]
                 if not work.unanswered:
                     self._publish(work)
                 return
-        if any(_has(span, response) for span in self._dropped):
+        if response.identity() in self._dropped.get(response.dataset, ()):
             return
         raise RecordError(
             f"the engine answered a request that it was not given: {response.identity()} of "
@@ -238,7 +242,8 @@ class OpenShards:
                 self._time_left.drop(work.predicted_seconds)
                 work.writer.drop()
                 gone[span] = list(work.unanswered)
-        self._dropped |= gone.keys()
+        for span, lost in gone.items():
+            self._dropped.setdefault(span.dataset, set()).update(lost)
         return gone
 
     def _seems_published(self, span: Span) -> bool:
@@ -315,16 +320,19 @@ class OpenShards:
         self._time_left.end(work.predicted_seconds, work.tally.gpu_seconds)
 
 
-def _has(span: Span, response: Response) -> bool:
-    return span.dataset == response.dataset and span.start <= response.item < span.stop
+def read_requests(run_dir: RunDir, span: Span, *, staged: bool = False) -> Iterator[Request]:
+    """Yield the requests of a span in item order. Only its part of the dataset's file is read.
 
-
-def read_requests(run_dir: RunDir, span: Span) -> Iterator[Request]:
-    """Yield the requests of a span. Only its part of the dataset's file is read."""
+    If the dataset is `staged`, the span is of positions in its `seeded_order`.
+    """
     index = _files.read_record(run_dir.requests_index(span.dataset), DatasetRequests)
-    begin, end = index.offsets[span.start], index.offsets[span.stop]
+    pieces = [(span.start, span.stop)]
+    if staged:
+        items = seeded_order(index.task_items)[span.start : span.stop]
+        pieces = [(item, item + 1) for item in sorted(items)]
     with _files.open_to_read(run_dir.requests(span.dataset)) as file:
-        file.seek(begin)
-        text = file.read(end - begin)
-    for line in text.splitlines():
-        yield from ItemRequests.model_validate_json(line).of_dataset(span.dataset)
+        for start, stop in pieces:
+            file.seek(index.offsets[start])
+            text = file.read(index.offsets[stop] - index.offsets[start])
+            for line in text.splitlines():
+                yield from ItemRequests.model_validate_json(line).of_dataset(span.dataset)

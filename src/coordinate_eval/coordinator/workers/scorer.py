@@ -3,6 +3,8 @@
 `coordinate-eval _score RUN`. As responses and answers are published, a job claims and writes
 
 - the questions of a shard's metric, portion by portion, for metric jobs to answer;
+- the scores of a dataset's first items at each look, and how all datasets compare with those of
+  another run, in a run that goes on until that is decided;
 - rough scores of a dataset's slice, when the slice of the first signal is complete;
 - the results of a dataset, when all of its responses and answers are there, the longest first.
 
@@ -25,10 +27,12 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.comparison.deciding import compare_at
 from coordinate_eval.coordinator.inputs.folders import folder_for_tasks
 from coordinate_eval.coordinator.inputs.suites.suite import check_tasks
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.coordinator.report.first_signal import Estimate, Signal
+from coordinate_eval.coordinator.run.claiming.decided import PartScores
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.claiming.work import Piece, request_indexes
 from coordinate_eval.coordinator.run.logs import own_log, tail
@@ -132,6 +136,9 @@ class ScoringJob(Puller):
 
     def do(self, piece: Piece) -> None:
         """Write what a piece is named for. A task's own code may raise anything."""
+        if piece.ledger.name == "comparisons":
+            compare_at(self._dir, self._run, int(piece.span.dataset))
+            return
         dataset = self._datasets[piece.span.dataset]
         shards = [shard for shard in self._run.shards if shard.dataset == dataset.name]
         match piece.ledger.name:
@@ -140,13 +147,19 @@ class ScoringJob(Puller):
             case "estimates":
                 sliced = sorted((s for s in shards if s.signal), key=lambda s: s.start)
                 self._write_estimate(dataset, sliced)
+            case "looks":
+                self._write_look(dataset, piece.span, shards)
             case "results":
                 self._write_results(dataset, shards)
 
     def give_up(self, piece: Piece, error: Exception) -> None:
         """Write why a dataset has no scores, or no estimate."""
         name, why = piece.span.dataset, _describe(error)
-        if piece.ledger.name == "estimates":
+        if piece.ledger.name == "comparisons":
+            raise error
+        if piece.ledger.name == "looks":
+            self._store_look(piece.span, PartScores(why_not=why))
+        elif piece.ledger.name == "estimates":
             self._store_estimate(name, None, why)
         elif not self._dir.dataset_results(name).exists():
             _files.write(self._dir.dataset_error(name), why + "\n")
@@ -167,6 +180,17 @@ class ScoringJob(Puller):
         age = time.time() - self._run.created
         estimate = Estimate(seconds=age, signal=signal, why_not=why_not)
         _files.write_record(self._dir.estimate(dataset), estimate)
+
+    def _write_look(self, dataset: Dataset, span: Span, shards: list[Shard]) -> None:
+        first = [shard for shard in shards if shard.stop <= span.stop]
+        responses = response_files(self._dir, first)
+        answers = answer_files(self._dir, self._run, first)
+        results = _ask(lambda: self._evaluator.finish_part(dataset, responses, answers))
+        scored = DatasetItems(dataset=dataset.name, tables=results.item_scores)
+        self._store_look(span, PartScores(results=results, items=scored))
+
+    def _store_look(self, span: Span, scores: PartScores) -> None:
+        _files.create(self._dir.published("looks", span), scores.line())
 
     def _write_results(self, dataset: Dataset, shards: list[Shard]) -> None:
         responses = response_files(self._dir, shards)

@@ -158,7 +158,7 @@ class TrialRunner:
         self._ledger = Ledger(run_dir, "outputs")
         time_left = TimeLeft(deadline)
         self._next = NextShards(run_dir, self._run, trial, self._task, time_left)
-        self._open = OpenShards(run_dir, trial, time_left)
+        self._open = OpenShards(run_dir, trial, time_left, self._run.stages)
         self._load = lighter_load(self._run, read_incidents(run_dir))
         self._shares = Shares(self._load.sequences)
         self._throttle = Throttle(PROGRESS_SECONDS)

@@ -154,19 +154,26 @@ class ConfinedEvaluator:
             OSError: a file of the run cannot be read now, or no process can be started.
         """
         with self._loaded(dataset, responses, answers) as loaded:
-            results = _scores(Work.FINISH, loaded)
-            tables = loaded.ask(Work.ITEM_SCORES).item_scores
-            check_item_scores(tables, loaded.names, results.items, dataset)
-        noted = {"item_scores": tables, "cpu_seconds": loaded.cpu_seconds}
-        return results.model_copy(update=noted)
+            return self._scores(Work.FINISH, loaded)
 
     def finish_part(
         self, dataset: Dataset, responses: ResponseFiles, answers: AnswerFiles
     ) -> DatasetResults:
         """Score some items as if the dataset had no others. Raises as `finish` does."""
         with self._loaded(dataset, responses, answers) as loaded:
-            results = _scores(Work.FINISH_PART, loaded)
-        return results.model_copy(update={"cpu_seconds": loaded.cpu_seconds})
+            return self._scores(Work.FINISH_PART, loaded)
+
+    def _scores(self, work: Work, loaded: _Loaded) -> DatasetResults:
+        """Return what a process says of the scores of a dataset, and of its items."""
+        dataset = loaded.dataset
+        results = loaded.ask(work).results
+        if results is None:
+            raise RecordError(f"dataset {dataset.name!r}: its process gave no scores")
+        check_names(results, loaded.names, dataset)
+        tables = loaded.ask(Work.ITEM_SCORES).item_scores
+        check_item_scores(tables, loaded.names, self._indexes[dataset.name].items, dataset)
+        noted = {"item_scores": tables, "cpu_seconds": loaded.cpu_seconds}
+        return results.model_copy(update=noted)
 
     @contextmanager
     def samples(
@@ -239,14 +246,6 @@ class ConfinedEvaluator:
             *self._caches.written.values(),
         ]
         return View(read=view.showable(read), memory_bytes=TMP_BYTES)
-
-
-def _scores(work: Work, loaded: _Loaded) -> DatasetResults:
-    results = loaded.ask(work).results
-    if results is None:
-        raise RecordError(f"dataset {loaded.dataset.name!r}: its process gave no scores")
-    check_names(results, loaded.names, loaded.dataset)
-    return results
 
 
 def find_level(allow_unsafe: bool) -> tuple[Level | None, str]:

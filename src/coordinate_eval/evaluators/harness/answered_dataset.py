@@ -1,7 +1,6 @@
 """A dataset with the responses to its requests, ready for the harness's `evaluate`."""
 
 import copy
-import hashlib
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -18,7 +17,7 @@ from coordinate_eval.evaluators.harness.prompts.conversation import Conversation
 from coordinate_eval.evaluators.harness.prompts.language_models import Generation, RequestModel
 from coordinate_eval.evaluators.harness.tasks.made_from import RandomStates
 from coordinate_eval.evaluators.harness.tasks.task_loader import LoadedTasks, in_words
-from coordinate_eval.records import Dataset, OwnAnswers, Response
+from coordinate_eval.records import Dataset, OwnAnswers, Response, hashed_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +83,10 @@ class AnsweredDataset(ABC):
         Raises:
             RecordError: a response is missing, answers another prompt, or has no request.
         """
+
+    @abstractmethod
+    def documents(self) -> Iterator[tuple[str, int, Any]]:
+        """Yield task, number and content of each item's document, in item order."""
 
     def number_of(self, task: str, doc: int) -> int:
         """Return the number of a document among all of its task: a sample is numbered from 0."""
@@ -187,9 +190,7 @@ def samples(dataset: Dataset, loaded: LoadedTasks) -> dict[str, list[int]] | Non
     found: dict[str, list[int]] = {}
     for name, task in loaded.tasks.items():
         count = len(task.eval_docs)
-        ranks = {n: hashlib.sha256(f"{name}\0{n}".encode()).digest() for n in range(count)}
-        chosen = sorted(ranks, key=ranks.__getitem__)[: dataset.in_sample(count)]
-        found[name] = _Sample(sorted(chosen))
+        found[name] = _Sample(sorted(hashed_order(name, count)[: dataset.in_sample(count)]))
     return found
 
 

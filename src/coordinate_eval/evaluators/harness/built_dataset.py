@@ -68,6 +68,11 @@ class BuiltDataset(AnsweredDataset):
             self.asks.append(Ask(instance, self.items + place, task, doc, index, digest))
         self.items += len(places)
 
+    def documents(self) -> Iterator[tuple[str, int, Any]]:
+        """Yield task, number and content of each item's document, in item order."""
+        items = {ask.item: ask for ask in self.asks}
+        yield from ((ask.task, ask.doc, ask.instance.doc) for ask in items.values())
+
     def digests(self) -> list[ItemDigest]:
         """Return a digest of each item without its requests; none if a document has no digest."""
         # What making the prompts has done to a document is part of it.

@@ -70,6 +70,7 @@ from coordinate_eval.records import (
     DatasetRequests,
     DatasetResults,
     ItemScores,
+    Outputs,
     Question,
     Request,
     RequestKind,
@@ -193,6 +194,7 @@ class HarnessEvaluator:
             plain_chat=built.plain_chat,
             own_answers=built.own_answers,
             versions={name: str(task.VERSION) for name, task in tasks.items()},
+            task_items=dict(Counter({ask.item: ask.task for ask in built.asks}.values())),
             scripts=_scripts(built),
             sources={
                 path: state
@@ -258,11 +260,9 @@ class HarnessEvaluator:
         book, read = AnswerBook(answers), ReadResponses(responses)
         with harness_session():
             found, answered = self._kept.answered(dataset, read, whole=True)
-            outputs = tally(
-                generated_texts(answered), read.cut, self._scripts.get(key_of(dataset), {})
-            )
+            outputs = self._tally(dataset, answered, read)
             found.loaded.count_anew()
-            tasks, items = found.loaded.tasks, ItemBook(answered)
+            tasks, items = found.loaded.tasks, ItemBook(answered, found.documents())
             with answered_by(book), own_code(dataset), items.noting(tasks):
                 evaluated = evaluate(
                     ReplayModel({id(ask.instance): given for ask, given in answered}),
@@ -281,13 +281,7 @@ class HarnessEvaluator:
         )
         if dataset.rubric is not None:
             results = in_order(results)
-        noted = {
-            "toolchains": book.toolchains,
-            "judge": judge,
-            "plain_chat": found.plain_chat,
-            "own_answers": found.own_answers,
-            "outputs": outputs,
-        }
+        noted = {"judge": judge, **_noted(found, book, outputs)}
         return results.model_copy(update=noted)
 
     def item_scores(self) -> list[ItemScores]:
@@ -308,23 +302,34 @@ class HarnessEvaluator:
             RecordError: a response or an answer is missing, or answers another prompt.
             UserError: there is no response, or the task's own code fails.
         """
-        book = AnswerBook(answers)
+        book, read = AnswerBook(answers), ReadResponses(responses)
         with harness_session():
-            found, given = self._kept.answered(dataset, responses, whole=False)
+            found, given = self._kept.answered(dataset, read, whole=False)
             answered = of_many(given)
             if not answered:
                 raise UserError(f"dataset {dataset.name!r}: no item has a response")
-            with found.only(answered) as part, answered_by(book), own_code(dataset):
-                evaluated = evaluate(
-                    ReplayModel(part.recorded),
-                    part.table,
-                    samples=part.samples,
-                    log_samples=False,
-                    confirm_run_unsafe_code=True,
-                )
+            outputs = self._tally(dataset, answered, read)
+            items = ItemBook(answered, found.documents())
+            with found.only(answered) as part:
+                tasks = part.table["tasks"]
+                with answered_by(book), own_code(dataset), items.noting(tasks):
+                    evaluated = evaluate(
+                        ReplayModel(part.recorded),
+                        part.table,
+                        samples=part.samples,
+                        log_samples=False,
+                        confirm_run_unsafe_code=True,
+                    )
+                names = result_names(dataset, top=found.loaded.top, names=tasks)
+                self._item_scores = items.tables(tasks, dict(zip(tasks, names, strict=True)))
         _check_answered(dataset, book)
-        items = len({ask.item for ask, _ in answered})
-        return dataset_results(dataset, top=found.loaded.top, items=items, evaluated=evaluated)
+        count = len({ask.item for ask, _ in answered})
+        results = dataset_results(dataset, top=found.loaded.top, items=count, evaluated=evaluated)
+        return results.model_copy(update=_noted(found, book, outputs))
+
+    def _tally(self, dataset: Dataset, answered: Answered, read: ReadResponses) -> Outputs | None:
+        scripts = self._scripts.get(key_of(dataset), {})
+        return tally(generated_texts(answered), read.cut, scripts)
 
     def _about_judge(
         self, dataset: Dataset, found: AnsweredDataset, answered: Answered
@@ -376,6 +381,16 @@ class HarnessEvaluator:
             shown = dict(zip(tasks, names, strict=True))
             self._noted[key] = list(book.noted(evaluated["samples"], items, shown))
         return self._noted[key]
+
+
+def _noted(found: AnsweredDataset, book: AnswerBook, outputs: Outputs | None) -> dict[str, Any]:
+    """Return what results tell besides scores."""
+    return {
+        "toolchains": book.toolchains,
+        "plain_chat": found.plain_chat,
+        "own_answers": found.own_answers,
+        "outputs": outputs,
+    }
 
 
 def _scripts(built: BuiltDataset) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any
@@ -36,22 +36,30 @@ class ItemBook:
     are no tables.
     """
 
-    def __init__(self, answered: Answered) -> None:
-        """Read the documents of the instances that are about to be scored."""
+    def __init__(self, answered: Answered, documents: Iterable[tuple[str, int, Any]]) -> None:
+        """Read the documents of the dataset.
+
+        Args:
+            answered: the instances that are about to be scored, of all documents or of some.
+            documents: task, number and content of every document.
+        """
         self._items: dict[str, dict[int, int]] = {}
-        self._documents: dict[str, dict[int, Any]] = {}
         for ask, _ in answered:
-            if ask.doc not in self._items.setdefault(ask.task, {}):
-                self._items[ask.task][ask.doc] = ask.item
-                self._documents.setdefault(ask.task, {})[ask.doc] = ask.instance.doc
+            self._items.setdefault(ask.task, {})[ask.doc] = ask.item
         self._digests: dict[str, str] = {}
-        self._clusters: dict[str, list[int]] = {}
+        self._clusters: dict[str, dict[int, int]] = {}
         with suppress(Exception):
-            self._clusters = clusters_of(
-                {task: [docs[n] for n in sorted(docs)] for task, docs in self._documents.items()}
+            every: dict[str, dict[int, Any]] = {}
+            for task, doc, content in documents:
+                every.setdefault(task, {})[doc] = content
+            clusters = clusters_of(
+                {t: [docs[n] for n in sorted(docs)] for t, docs in every.items()}
             )
-            self._digests = {task: _digest(docs) for task, docs in self._documents.items()}
-        self._documents.clear()
+            self._clusters = {
+                task: dict(zip(sorted(every[task]), of_task, strict=True))
+                for task, of_task in clusters.items()
+            }
+            self._digests = {task: _digest(docs) for task, docs in every.items()}
         self._found: dict[str, list[Mapping[str, Any]]] = {}
 
     @contextmanager
@@ -95,6 +103,8 @@ class ItemBook:
             numbers = [items[doc] for doc in order]
             if any(after <= before for before, after in pairwise(numbers)):
                 continue
+            of_task = self._clusters.get(name, {})
+            clusters = [of_task[doc] for doc in order] if of_task else []
             for n, filter_name in enumerate(filters):
                 metrics = _columns(found[n * len(items) : (n + 1) * len(items)])
                 if metrics:
@@ -103,7 +113,7 @@ class ItemBook:
                         filter=filter_name,
                         items=numbers,
                         documents=self._digests[name],
-                        clusters=self._clusters.get(name, []),
+                        clusters=clusters,
                         metrics=metrics,
                     )
                     tables.append(table)

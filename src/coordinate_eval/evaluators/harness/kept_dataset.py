@@ -8,7 +8,7 @@ import copy
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from importlib import metadata
@@ -86,6 +86,10 @@ class UnbuiltDataset(AnsweredDataset):
             if task.OUTPUT_TYPE == "generate_until":
                 arguments = copy.deepcopy(task.config.generation_kwargs)
                 self._generations[name] = model.generation(arguments)
+
+    def documents(self) -> Iterator[tuple[str, int, Any]]:
+        """Yield task, number and content of each item's document, in item order."""
+        yield from self._places
 
     def answered(self, responses: Iterable[Response], *, whole: bool) -> Answered:
         """Return the instances of the answered items with their responses.

@@ -11,6 +11,7 @@ from coordinate_eval._format import plural
 from coordinate_eval.coordinator.cli.inquire.runs import find, find_all
 from coordinate_eval.coordinator.cli.output import console, say, table_console, write_json
 from coordinate_eval.coordinator.comparison.compare import Comparison, Measured, Side, compare
+from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of, training_of
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import UserError
@@ -56,10 +57,28 @@ def find_run(name: str, settings: Settings) -> RunDir:
         ) from None
 
 
+def find_previous(name: str, settings: Settings, training: str) -> RunDir:
+    """Return the run of this name, of a checkpoint, or the latest run of a step of a training.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name.isdecimal():
+        for run_dir, run in find_all(settings)[0]:
+            step = step_of(run.checkpoint.path) if run.step is None else run.step
+            if step == int(name) and training_of(run.checkpoint.path) == training:
+                return run_dir
+        raise UserError(
+            f"no run of step {name} in {training}: `coordinate-eval runs` lists the runs"
+        )
+    return find_run(name, settings)
+
+
 def _print(found: Comparison) -> None:
     heads = _labels(found.first, found.second)
     for label, side in zip(heads, (found.first, found.second), strict=True):
         partial = "" if side.complete else ", not all results are there"
+        partial = f", stopped early: {side.decided}" if side.decided else partial
         _say_out(f"{label}: {side.checkpoint} (run {side.run}{partial})")
     where = table_console()
     where.print(_table(heads, found.datasets, "dataset"))

@@ -239,7 +239,7 @@ def _has(run: Run, dataset: str) -> bool:
 
 def _surely_ended(run_dir: RunDir) -> bool:
     with contextlib.suppress(RecordError):  # it is reported with the run's row
-        return state.is_complete(run_dir) or run_dir.cancelled.exists()
+        return state.is_done(run_dir) or run_dir.cancelled.exists()
     return True
 
 

@@ -34,6 +34,7 @@ from coordinate_eval.coordinator.report.results import (
     read_results,
 )
 from coordinate_eval.coordinator.report.samples import Card, Shown
+from coordinate_eval.coordinator.run.claiming.decided import stopped
 from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
@@ -167,6 +168,11 @@ def _reading(run_dir: RunDir, wanted: Wanted) -> Iterator[_Read]:
         raise UserError(
             f"dataset {dataset.name!r} of run {run.id} is not scored yet; `coordinate-eval status "
             f"{run.id}` shows which are"
+        )
+    if dataset.name in stopped(run_dir):
+        raise UserError(
+            f"dataset {dataset.name!r} of run {run.id} was stopped after {results.items:,} items: "
+            f"`coordinate-eval resume {run.id} --full` asks the others, and then all are shown"
         )
     index = _files.read_record(run_dir.requests_index(dataset.name), DatasetRequests)
     shards = [shard for shard in run.shards if shard.dataset == dataset.name]

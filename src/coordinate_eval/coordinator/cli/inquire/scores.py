@@ -32,6 +32,7 @@ from coordinate_eval.coordinator.report.results import (
     with_distinct_names,
 )
 from coordinate_eval.coordinator.report.warnings import warnings
+from coordinate_eval.coordinator.run.claiming.decided import why_stopped
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import UserError
@@ -143,6 +144,7 @@ def _row(run_dir: RunDir, run: Run, metric: str | None) -> dict[str, Any]:
         "suite": run.suite.name,
         "created": run.created,
         "complete": state.is_complete(run_dir),
+        "decided": why_stopped(run_dir),
         "scores": {name: score._asdict() for name, score in scores.items() if score is not None},
         "judges": {name: judged(results) for name, results in found.items() if results.judge},
         "warnings": [line for results in found.values() for line in warnings(results)],
@@ -199,7 +201,10 @@ def _markdown(rows: Sequence[dict[str, Any]], datasets: Sequence[str]) -> str:
     text = "".join(
         "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |\n" for line in lines
     )
-    if not all(row["complete"] for row in rows):
+    for row in rows:
+        if row["decided"]:
+            text += f"\n{_label(row, rows)}: stopped early: {row['decided']}\n".replace("*", "\\*")
+    if not all(row["complete"] or row["decided"] for row in rows):
         text += f"\n\\{INCOMPLETE} not all results are there\n"
     return text
 
@@ -223,10 +228,13 @@ def _print(rows: Sequence[dict[str, Any]], datasets: Sequence[str], settings: Se
             table.add_row(*of, escape(_label(row, rows)), *_cells(row, part))
         console.print(table)
     for row in rows:
+        if row["decided"]:
+            text = f"{_label(row, rows)}: stopped early: {row['decided']}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
         for warning in row["warnings"]:
             text = warning if len(rows) == 1 else f"{_label(row, rows)}: {warning}"
             console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    if not all(row["complete"] for row in rows):
+    if not all(row["complete"] or row["decided"] for row in rows):
         text = f"{INCOMPLETE} not all results are there: `coordinate-eval status RUN` says why"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 

@@ -34,6 +34,7 @@ from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.report.time_ledger import TimeLedger, read_time_ledger
 from coordinate_eval.coordinator.run import jobs, supervision
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
+from coordinate_eval.coordinator.run.claiming.decided import last_compared, stopped
 from coordinate_eval.coordinator.run.claiming.work import unscored_datasets
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import HOOKS, JudgeProgress, Run, hook_ends, read_run
@@ -42,6 +43,7 @@ from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
 
 _STATES = {
     Phase.COMPLETE: "complete",
+    Phase.DECIDED: "decided",
     Phase.CANCELLED: "cancelled",
     Phase.INCOMPLETE: "incomplete",
     Phase.UNSUPERVISED: "not finished",
@@ -86,7 +88,7 @@ def exit_status(phase: Phase) -> int:
     """Return the exit status of `coordinate-eval status` for a run in this phase."""
     if phase is Phase.UNKNOWN:
         return ClusterSilent.exit_status
-    return 1 if phase.ended and phase is not Phase.COMPLETE else 0
+    return 1 if phase.ended and not phase.done else 0
 
 
 def describe(
@@ -96,9 +98,9 @@ def describe(
 
     `foreign` is why the run is not the user's own; then the scheduler is not asked.
     """
-    # A complete run is the same whatever the scheduler says, and it may be silent for a minute.
+    # A run that is done is the same whatever the scheduler says, and it may be silent for a minute.
     tasks, note, silent = None, foreign, bool(foreign)
-    if not foreign and not state.is_complete(run_dir):
+    if not foreign and not state.is_done(run_dir):
         tasks, note, silent = _poll(run)
     progress = state.progress(run_dir, run, tasks, silent=silent, requests=requests)
     phase = progress.phase
@@ -114,12 +116,13 @@ def describe(
     judge = _files.read_record_if_there(run_dir.judge, JudgeProgress)
     hooks = hook_ends(run_dir) if phase.ended else {}
     rough = None
-    if phase is not Phase.COMPLETE:
+    if not phase.done:
         rough = _files.read_record_if_there(run_dir.first_signal, FirstSignal)
     if phase is Phase.INCOMPLETE:
         reasons = missing.reasons(results.read_results(run_dir))
     else:
-        reasons = [] if phase is Phase.COMPLETE else report_failures(run_dir)
+        reasons = [] if phase.done else report_failures(run_dir)
+    compared = last_compared(run_dir, run)
     return {
         "run": run.id,
         "dir": str(run_dir.root),
@@ -131,6 +134,7 @@ def describe(
         "suite": run.suite.name,
         "datasets": _datasets(run_dir, run),
         "first_signal": rough.model_dump(mode="json", by_alias=True) if rough else None,
+        "compared": compared.model_dump(mode="json", by_alias=True) if compared else None,
         "rescored": (results.read_results(run_dir) or {}).get("rescored"),
         "trials": [t.model_dump(mode="json") for t in state.read_trials(run_dir).values()],
         "jobs": [_job(run, t, arrays) for t in tasks or [] if t.state is not State.ENDED],
@@ -201,7 +205,7 @@ def _datasets(run_dir: RunDir, run: Run) -> dict[str, dict[str, Any]]:
     left = {d.name for d in unscored_datasets(run_dir, run)}
     held = Ledger(run_dir, "results").open_claims(map(whole, left))
     being_scored = {each.span.dataset for each in held}
-    datasets = {}
+    datasets, used = {}, stopped(run_dir)
     for dataset in run.suite.datasets:
         shards = sum(1 for s in run.shards if s.dataset == dataset.name)
         lacking = sum(1 for s in undone if s.dataset == dataset.name)
@@ -212,13 +216,15 @@ def _datasets(run_dir: RunDir, run: Run) -> dict[str, dict[str, Any]]:
             word = "waiting" if run.planned else _before_plan(run_dir, dataset.name)
         if dataset.name not in left:
             failed = run_dir.dataset_error(dataset.name).exists()
-            word = "failed" if failed else "scored"
+            word = "failed" if failed else "stopped" if dataset.name in used else "scored"
         found = results.read_dataset(run_dir, dataset.name)
         score = main_score(found) if found else None
         datasets[dataset.name] = {
             "state": word,
             "shards": shards,
             "shards_done": shards - lacking,
+            "items": None if found is None else found.items,
+            "of_items": run.stages[dataset.name][-1] if dataset.name in used else None,
             "score": None if score is None else score._asdict(),
             "outputs": found.outputs.model_dump() if found and found.outputs else None,
             "warnings": warnings.warnings(found) if found else [],
@@ -254,6 +260,8 @@ def _next(phase: Phase, name: str) -> str:
     """Return the command that a person types next."""
     if phase is Phase.COMPLETE:
         return f"coordinate-eval scores {name}"
+    if phase is Phase.DECIDED:
+        return f"coordinate-eval resume {name} --full"
     if phase.ended:
         return f"coordinate-eval resume {name}"
     return f"coordinate-eval status --follow {name}"

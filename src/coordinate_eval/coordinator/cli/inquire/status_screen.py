@@ -19,6 +19,7 @@ from coordinate_eval.coordinator.cli.output import (
 )
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.report.warnings import often_odd
+from coordinate_eval.coordinator.run.claiming.decided import Compared
 from coordinate_eval.coordinator.run.records import HOOKS, HookEnd
 
 _HEADLINES = {
@@ -28,6 +29,7 @@ _HEADLINES = {
 
 _NEXT = {
     Phase.COMPLETE: "shows the scores beside those of other runs",
+    Phase.DECIDED: "asks the items that are left, and keeps what is answered",
     Phase.INCOMPLETE: "tries again after you have fixed the cause",
     Phase.CANCELLED: "continues it from where it stopped",
     Phase.UNSUPERVISED: "continues it from where it stopped",
@@ -86,7 +88,7 @@ def _parts(shown: dict[str, Any]) -> Iterator[RenderableType]:
     yield Text(f"run {shown['run']}: {_HEADLINES.get(phase, shown['state'])}", style="bold")
     yield Text(shown["dir"])
     yield Text.assemble(*_facts(shown, phase))
-    if phase in (Phase.COMPLETE, Phase.INCOMPLETE):
+    if phase.done or phase is Phase.INCOMPLETE:
         yield _scores(shown)
     else:
         yield _datasets(shown)
@@ -126,6 +128,8 @@ def _facts(shown: dict[str, Any], phase: Phase) -> list[str]:
     rows = {"checkpoint": shown["checkpoint"], "suite": shown["suite"]}
     if not phase.ended or shown["detail"]:
         rows["phase"] = shown["phase"] + (f": {shown['detail']}" if shown["detail"] else "")
+    if shown.get("compared"):
+        rows["compared"] = Compared.model_validate(shown["compared"]).words
     if phase is not Phase.COMPLETE:
         if shown["requests"]:  # there is a plan
             rows["responses"] = _responses(shown)
@@ -141,7 +145,7 @@ def _facts(shown: dict[str, Any], phase: Phase) -> list[str]:
         words = ", ".join(f"{n} {word}" for word, n in shown["trials_by_state"].items())
         where = f", on {plural(shown['nodes'], 'node')}" if shown["nodes"] else ""
         rows["trials"] = words + where
-    if phase in (Phase.COMPLETE, Phase.INCOMPLETE) or not phase.ended:
+    if phase.done or phase is Phase.INCOMPLETE or not phase.ended:
         rows["took" if phase.ended else "time"] = _times(shown)
     width = max(map(len, rows)) + 2
     lines = [f"{name:<{width}}{value}" for name, value in rows.items()]
@@ -161,7 +165,8 @@ def _judge(judge: dict[str, Any]) -> str:
 def _scored(shown: dict[str, Any]) -> str:
     """Return how many datasets are scored, and how many are being scored."""
     states = [row["state"] for row in shown["datasets"].values()]
-    words = f"{states.count('scored')} of {plural(len(states), 'dataset')} scored"
+    scored = states.count("scored") + states.count("stopped")
+    words = f"{scored} of {plural(len(states), 'dataset')} scored"
     scoring = states.count("scoring")
     return f"{words}, {scoring} being scored" if scoring else words
 

@@ -27,6 +27,7 @@ from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs, supervision
+from coordinate_eval.coordinator.run.claiming.decided import Compared
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.run.starting.create import Supervised
@@ -161,7 +162,7 @@ def supervise(
     if results is None:
         say("another supervisor has taken over; `coordinate-eval status` shows it")
         return 1
-    if not (results["complete"] or read_run(run_dir).planned or run_dir.cancelled.exists()):
+    if not (report.is_done(results) or read_run(run_dir).planned or run_dir.cancelled.exists()):
         # Nothing was started on a GPU: what the user gave cannot work.
         raise UserError("\n".join(missing.build_errors(run_dir) or [results["reason"]]))
     return show_results(run_dir, as_json=as_json)
@@ -197,7 +198,7 @@ def _supervise(
 
 
 def show_results(run_dir: RunDir, *, as_json: bool) -> int:
-    """Print `results.json` as it is or as a table; return 0 if it is complete, else 1."""
+    """Print `results.json` as it is or as a table; return 0 if it is done, else 1."""
     results = report.read_results(run_dir)
     assert results is not None, "the run has ended"
     if as_json:
@@ -216,11 +217,14 @@ def show_results(run_dir: RunDir, *, as_json: bool) -> int:
             lines += warnings.odd_answers(name, judge)
         for line in lines:
             console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
-        if not results["complete"]:
+        if (compared := results["compared"]) is not None:
+            words = Compared.model_validate(compared).words
+            console.print(words, markup=False, highlight=False, soft_wrap=True)
+        if not report.is_done(results):
             for line in reasons_why_stopped(run_dir):
                 console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
         console.print(str(run_dir.results), markup=False, highlight=False, soft_wrap=True)
-    return 0 if results["complete"] else 1
+    return 0 if report.is_done(results) else 1
 
 
 def say_windows(run: Run) -> None:

@@ -37,13 +37,20 @@ _START_SECONDS = 30.0
 
 
 def resume_run(
-    run_dir: RunDir, settings: Settings, *, wait: bool, as_json: bool, asked_again: bool = False
+    run_dir: RunDir,
+    settings: Settings,
+    *,
+    wait: bool,
+    as_json: bool,
+    asked_again: bool = False,
+    full: bool = False,
 ) -> int:
     """Continue a run, or print its results if it is complete; return the exit status.
 
     With `asked_again` nobody has typed `resume`: the run's checkpoint was named once more, perhaps
     by cron. Why the run stopped is said first, and after `resumes.MOST_TRIES` such tries without
-    progress nothing more is submitted. Of the `settings` those of the judge count, if it moved.
+    progress nothing more is submitted. With `full` a run that was decided early asks what is left.
+    Of the `settings` those of the judge count, if it moved.
 
     Raises:
         CoordinateError: there were too many tries, or somebody holds the supervisor's job.
@@ -52,6 +59,15 @@ def resume_run(
     run = read_run(run_dir)
     if state.is_complete(run_dir):
         say(f"run {run.id} is already complete")
+        return show_results(run_dir, as_json=as_json)
+    if full:
+        _files.write(run_dir.full, "")
+    if state.is_done(run_dir):
+        name = name_for_commands(run_dir, run, run.settings)
+        say(
+            f"run {run.id} ended early, because its comparison was decided: "
+            f"`coordinate-eval resume {name} --full` asks the items that are left"
+        )
         return show_results(run_dir, as_json=as_json)
     run = _with_judge(run_dir, run, settings.judge)
     cluster = clusters.by_name(run.cluster, run.settings)
@@ -121,7 +137,7 @@ def supervise_from_here(settings: Settings) -> list[str]:
 
 def _lacks_supervisor(run_dir: RunDir, run: Run) -> bool:
     """Return whether a process should supervise a run, and none does, as far as files tell."""
-    over = run_dir.cancelled.exists() or state.is_complete(run_dir)
+    over = run_dir.cancelled.exists() or state.is_done(run_dir)
     if over or not works_on_login(run_dir, run) or state.has_ended_incomplete(run_dir):
         return False
     now = time.time()

@@ -88,9 +88,14 @@ def start_run(
     root = root_of(inputs, run_dir)
     found_run = existing(root, inputs.checkpoint, inputs.suite, settings)
     if found_run is not None:
+        if found_run.against != inputs.against:
+            raise UserError(
+                f"run directory {root} has a run with another --until-decided, or without one: "
+                "choose another --run-dir"
+            )
         if inputs.reviewed is not None:
             reviewed_plan.check_run(inputs.reviewed, RunDir(root))
-        if not state.is_complete(RunDir(root)):
+        if not state.is_done(RunDir(root)):
             _say_what_is_kept(found_run, settings, root)
         return resume_run(RunDir(root), settings, wait=wait, as_json=as_json, asked_again=True)
     judge.check(settings.judge, inputs.suite, os.environ)
@@ -169,7 +174,7 @@ def _join(
         announce(run_dir, run, Supervised(None, "another process"), as_json=as_json)
         return 0
     with cluster:
-        while not (state.is_complete(run_dir) or state.has_ended_incomplete(run_dir)):
+        while not (state.is_done(run_dir) or state.has_ended_incomplete(run_dir)):
             tasks: list[TaskStatus] = []
             if not cluster.local:
                 tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(run)))

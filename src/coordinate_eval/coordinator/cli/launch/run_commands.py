@@ -8,6 +8,7 @@ import typer
 
 from coordinate_eval.coordinator.cli.options import common, launching, parsing
 from coordinate_eval.coordinator.cli.options.asked import AskedRun, spread
+from coordinate_eval.coordinator.inputs.checkpoints.saved import training_of
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.errors import UserError
 
@@ -29,6 +30,7 @@ def run(
     average: launching.Average = False,
     weights: launching.Weights = None,
     step: launching.Step = None,
+    until_decided: launching.UntilDecided = None,
     check_against: launching.CheckAgainst = None,
     run_dir: launching.RunDirectory = None,
     dry_run: launching.DryRun = False,
@@ -76,11 +78,21 @@ def run(
         reviewed=reviewed,
         strict=strict or dry_run,  # a dry run builds all of it
     )
+    if until_decided is not None:
+        from coordinate_eval.coordinator.cli.inquire.compare import find_previous
+        from coordinate_eval.coordinator.comparison.deciding import check_alike
+
+        training = training_of(inputs.checkpoint.path)
+        previous = find_previous(until_decided, settings, training)
+        inputs = dataclasses.replace(inputs, against=str(previous.root))
+        check_alike(previous, inputs.run_id, suite, settings, inputs.max_length)
     if check_against is not None:
         from coordinate_eval.coordinator.workers.on_node import against
 
         against.check(inputs.checkpoint, check_against)
     if not (dry_run or wait or plan) and (why := spooled.why_requested(settings)):
+        if until_decided is not None:
+            raise UserError(f"{why}, and a request has no --until-decided: call it where sbatch is")
         given = {**asked.stand_ins, "run_dir": run_dir}
         raise typer.Exit(spooled.request(inputs, settings, why, **given, as_json=as_json))
     if not dry_run:
@@ -145,6 +157,7 @@ def rescore(
 
 def resume(
     run: common.RunName = None,
+    full: common.Full = False,
     judge_url: common.JudgeUrl = None,
     wait: common.Wait = False,
     as_json: common.Json = False,
@@ -155,7 +168,8 @@ def resume(
     from coordinate_eval.coordinator.cli.launch.resume import resume_run
 
     settings, _ = load_settings({"judge.base_url": judge_url}, settings_file)
-    raise typer.Exit(resume_run(find(run, settings), settings, wait=wait, as_json=as_json))
+    found = find(run, settings)
+    raise typer.Exit(resume_run(found, settings, wait=wait, as_json=as_json, full=full))
 
 
 def cancel(run: common.RunName = None, settings_file: common.SettingsFile = None) -> None:

@@ -14,6 +14,15 @@ SettingsFile = Annotated[
         OUTPUT, "FILE", "Read settings from this TOML file.", "--settings", shown="your config.toml"
     ),
 ]
+Full = Annotated[
+    bool,
+    option(
+        WHAT,
+        "",
+        "Ask the items that are left of a run that ended early, or that has a sample.",
+        "--full",
+    ),
+]
 Wait = Annotated[
     bool,
     option(

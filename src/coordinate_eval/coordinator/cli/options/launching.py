@@ -73,6 +73,16 @@ Precision = Annotated[
         max=0.5,
     ),
 ]
+UntilDecided = Annotated[
+    str | None,
+    option(
+        WHAT,
+        "PREVIOUS",
+        "End as soon as the mean differs from that of PREVIOUS, or surely does not: a run, a "
+        "checkpoint, or a step of the same training. `resume RUN --full` asks the rest.",
+        "--until-decided",
+    ),
+]
 Strict = Annotated[
     bool,
     option(

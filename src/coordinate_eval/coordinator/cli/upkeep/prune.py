@@ -29,7 +29,7 @@ DAY_SECONDS = 86_400.0
 QUIET_SECONDS = DAY_SECONDS
 """A run that may have a supervisor elsewhere has ended after so long without a change."""
 
-ENDED = (Phase.COMPLETE, Phase.INCOMPLETE, Phase.CANCELLED)
+ENDED = (Phase.COMPLETE, Phase.DECIDED, Phase.INCOMPLETE, Phase.CANCELLED)
 """A run that has lost its supervisor is none of these: cancel it first."""
 
 
@@ -112,7 +112,7 @@ def _chosen(found: Sequence[Found], older_than: float | None, settings: Settings
             say(f"{run.id} is left alone: {error}")
             continue
         # A supervisor of another machine, or of another cluster, changes a folder at each poll.
-        sure = phase is Phase.COMPLETE and supervised is False
+        sure = phase.done and supervised is False
         alive = bool(mine) or supervised is True
         if phase in ENDED and not alive and (sure or quiet > QUIET_SECONDS):
             chosen.append(Chosen(run_dir, run, phase, quiet))

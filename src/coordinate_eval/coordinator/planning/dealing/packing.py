@@ -7,7 +7,9 @@ trial that runs dry takes over whole shards of other trials, and metrics need re
 """
 
 import heapq
+import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -68,6 +70,18 @@ def in_parts(piece: Piece, count: int) -> Iterator[Piece]:
         yield Piece(piece.cost, start, stop)
 
 
+def stage_of(cost: Cost, start: int) -> int:
+    """Return the stage of a dataset, from 0, that an item at this position belongs to."""
+    return bisect_right(cost.stages, start)
+
+
+def in_stages(cost: Cost, piece: Piece) -> Iterator[Piece]:
+    """Yield a piece in parts that each belong to one stage."""
+    inside = (end for end in cost.stages if piece.start < end < piece.stop)
+    for start, stop in itertools.pairwise([piece.start, *inside, piece.stop]):
+        yield Piece(piece.cost, start, stop)
+
+
 class Queues:
     """The queues of trials as they fill, and the second until which each trial is busy."""
 
@@ -96,10 +110,11 @@ def deal(
 ) -> list[list[Piece]]:
     """Return one queue per trial, with every item of the pieces in exactly one of them.
 
-    A queue begins with items that fill a trial's time. Shards follow that are more work for cores
-    than for GPUs, so that cores start early (Johnson's rule). The others are in the order of what
-    follows their end, the longest first (Jackson's rule). Where as much follows, the longest comes
-    first: other trials can take over the small ones that are left.
+    A queue has the first stages of all datasets before later ones. Of a stage, it begins with items
+    that fill a trial's time. Shards follow that are more work for cores than for GPUs, so that
+    cores start early (Johnson's rule). The others are in the order of what follows their end, the
+    longest first (Jackson's rule). Where as much follows, the longest comes first: other trials can
+    take over the small ones that are left.
 
     Args:
         costs: Costs of whole datasets.
@@ -110,11 +125,11 @@ def deal(
 
     window = max(sum(own_seconds(costs[p.cost], p) for p in pieces) / len(ready), 1e-9)
 
-    def dealt_first(piece: Piece) -> float:
+    def dealt_first(piece: Piece) -> tuple[int, float]:
         cost = costs[piece.cost]
         metric = cost.metric_cpu_seconds / metric_cpus
         tail = cost.floor_seconds + metric + cost.score_seconds + cost.judge_seconds
-        return -own_seconds(cost, piece) - tail
+        return stage_of(cost, piece.start), -own_seconds(cost, piece) - tail
 
     def run_first(piece: Piece) -> tuple[float, ...]:
         cost = costs[piece.cost]
@@ -124,6 +139,7 @@ def deal(
         follows += cost.score_seconds + cost.judge_seconds
         for_cores = metric / (own / len(ready))
         return (
+            stage_of(cost, piece.start),
             -cost.floor_seconds if cost.floor_seconds > FILLING * window else 0.0,
             -for_cores if for_cores > 1 else 0.0,
             -follows,
@@ -141,7 +157,12 @@ def deal_round_robin(
     costs: Sequence[Cost], pieces: Sequence[Piece], trials: int
 ) -> list[list[Piece]]:
     """Return one queue per trial: pieces uncut, longest first, dealt to the trials in turn."""
-    ordered = sorted(pieces, key=lambda p: -own_seconds(costs[p.cost], p))
+
+    def rank(piece: Piece) -> tuple[int, float]:
+        cost = costs[piece.cost]
+        return stage_of(cost, piece.start), -own_seconds(cost, piece)
+
+    ordered = sorted(pieces, key=rank)
     return [ordered[number::trials] for number in range(trials)]
 
 

@@ -22,10 +22,11 @@ costs time and nothing else.
 """
 
 import contextlib
+import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, get_args
 
@@ -33,6 +34,7 @@ from pydantic import Field
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import TASK_VARIABLE, End
+from coordinate_eval.coordinator.run.claiming.decided import stopped
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import Record, Span
 
@@ -43,10 +45,12 @@ not: its owners die at ever fewer of its items, see `workers/open_shards.py`."""
 MAX_ATTEMPTS = 10_000
 """Attempts at one span: more than any run makes."""
 
-LedgerName = Literal["outputs", "answers", "questions", "requests", "results", "estimates"]
+LedgerName = Literal[
+    "outputs", "answers", "questions", "requests", "looks", "comparisons", "results", "estimates"
+]
 
-OF_DATASETS: frozenset[LedgerName] = frozenset({"requests", "results", "estimates"})
-"""Ledgers of whole datasets. Each dataset is done when it has a file `.json` or `.error`."""
+OF_DATASETS: frozenset[LedgerName] = frozenset({"requests", "results", "estimates", "comparisons"})
+"""Ledgers of whole datasets, or runs. Each is done when it has a file `.json` or `.error`."""
 
 LEDGERS: tuple[LedgerName, ...] = get_args(LedgerName)
 
@@ -109,6 +113,10 @@ class Ledger:
     - "requests": datasets to build.
     - "results": datasets to score.
     - "estimates": datasets with a slice of the first signal to score.
+    - "looks": the items up to the end of a dataset's stage, to be scored.
+    - "comparisons": looks of all datasets, each by its number.
+
+    What a decision has withdrawn counts as done: see `decided.py`.
     """
 
     def __init__(self, run: RunDir, name: LedgerName) -> None:
@@ -127,13 +135,28 @@ class Ledger:
         """Return the spans that are not yet done, in the order given."""
         listings: dict[str, frozenset[str]] = {}
         found = []
+        used = stopped(self.run)
         for span in spans:
+            if self._is_withdrawn(span, used):
+                continue
             folder = "" if self.name in OF_DATASETS else span.dataset
             if folder not in listings:
                 listings[folder] = _files.names(self.folder(folder))
             if listings[folder].isdisjoint(self._marks(span)):
                 found.append(span)
         return found
+
+    def _is_withdrawn(self, span: Span, used: Mapping[str, int]) -> bool:
+        """Return whether nobody wants a span, given the items that are used of stopped datasets."""
+        match self.name:
+            case "outputs" | "questions" | "answers":
+                return span.start >= used.get(span.dataset, math.inf)
+            case "results":
+                return span.dataset in used
+            case "looks" | "comparisons":
+                return self.run.decided.exists() or self.run.full.exists()
+            case _:
+                return False
 
     def _marks(self, span: Span) -> tuple[str, ...]:
         """Return the names of the files that say that a span is done."""
@@ -151,12 +174,14 @@ class Ledger:
             time=time.time(),
             token=_files.token(),
         )
+        if self._is_withdrawn(span, stopped(self.run)):
+            return None
         for attempt in range(1, MAX_ATTEMPTS):
             path = self.run.claim(self.name, span, attempt)
             if not path.exists() and _files.create(path, claim.model_dump_json()):
-                if not self.is_published(span):
+                if self.unpublished([span]):
                     return attempt
-                # An error may be removed later. The span must not be this owner's then.
+                # An error or a decision may be taken back. The span must not be this owner's then.
                 self.revoke(span, attempt, "released")
                 return None
             if not self.run.revocation(self.name, span, attempt).exists():

@@ -33,7 +33,7 @@ LEDGERS_OF: Mapping[Pullers, tuple[LedgerName, ...]] = {
     Pullers.BUILD: ("requests",),
     Pullers.METRIC: ("answers",),
     Pullers.JUDGE: ("answers",),
-    Pullers.SCORE: ("questions", "estimates", "results"),
+    Pullers.SCORE: ("questions", "looks", "comparisons", "estimates", "results"),
 }
 """The ledgers with the work of each kind: what others wait for comes first."""
 

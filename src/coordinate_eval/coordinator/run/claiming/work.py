@@ -4,12 +4,13 @@ Questions are claimed and answered in portions, each a part of a shard's questio
 """
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from itertools import chain
 from typing import NamedTuple
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, LedgerName, own_task, whole
+from coordinate_eval.coordinator.run.claiming.decided import count_looks, look_span
 from coordinate_eval.coordinator.run.claiming.pullers import LEDGERS_OF, Pullers, works_on
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
@@ -52,6 +53,12 @@ def all_spans(run: Run, ledger: LedgerName) -> list[Span]:
             return [whole(dataset.name) for dataset in run.suite.datasets]
         case "estimates":
             return [whole(name) for name in {s.dataset: 0 for s in run.shards if s.signal}]
+        case "looks":
+            numbers = range(1, count_looks(run))
+            spans = (look_span(run, name, number) for number in numbers for name in run.stages)
+            return [span for span in spans if span is not None]
+        case "comparisons":
+            return [whole(str(number)) for number in range(1, count_looks(run))]
 
 
 def all_portions(run: Run) -> list[Span]:
@@ -95,19 +102,47 @@ def _scorable(run_dir: RunDir, run: Run) -> dict[LedgerName, list[Span]]:
     portions = {shard.span: run.portions(shard) for shard in asking}
     unanswered = set(Ledger(run_dir, "answers").unpublished(chain(*portions.values())))
 
+    def is_waiting(shard: Shard) -> bool:
+        return shard.span in undone or not unanswered.isdisjoint(portions.get(shard.span, ()))
+
     def complete(shards: list[Shard]) -> list[Span]:
-        waiting = {
-            s.dataset
-            for s in shards
-            if s.span in undone or not unanswered.isdisjoint(portions.get(s.span, ()))
-        }
+        waiting = {shard.dataset for shard in shards if is_waiting(shard)}
         return [whole(name) for name in {s.dataset: 0 for s in shards} if name not in waiting]
 
+    lost = given_up(run_dir)
+    begun: dict[str, int] = {}  # the first item that looks wait for
+    for shard in shards if run.stages else ():
+        if is_waiting(shard):
+            begun[shard.dataset] = min(shard.start, begun.get(shard.dataset, shard.start))
+    looks = [
+        span
+        for span in all_spans(run, "looks")
+        if span.dataset not in lost and span.stop <= begun.get(span.dataset, span.stop)
+    ]
     return {
         "questions": [portions[shard.span][-1] for shard in asking if shard.span not in undone],
+        "looks": looks,
+        "comparisons": _comparable(run_dir, run, unscored),
         "estimates": complete([shard for shard in shards if shard.signal]),
         "results": sorted(complete(shards), key=lambda s: -run.score_seconds.get(s.dataset, 0.0)),
     }
+
+
+def _comparable(run_dir: RunDir, run: Run, unscored: Set[str]) -> list[Span]:
+    """Return the comparisons for which the scores of all datasets are there.
+
+    Nobody waits for a dataset that a judge rates, or that cannot be scored.
+    """
+    waiting = set(Ledger(run_dir, "looks").unpublished(all_spans(run, "looks")))
+    lost = given_up(run_dir)
+    names = [d.name for d in run.suite.datasets if d.rubric is None and d.name not in lost]
+    found = []
+    for comparison in all_spans(run, "comparisons"):
+        looks = {name: look_span(run, name, int(comparison.dataset)) for name in names}
+        if any((look in waiting) if look else (n in unscored) for n, look in looks.items()):
+            break
+        found.append(comparison)
+    return found
 
 
 def _asking_shards(run: Run) -> list[Shard]:

@@ -39,10 +39,12 @@ NEEDS_WATCH = (
 """Words about a run whose supervisor cannot submit from a compute node."""
 
 
-def run_id(checkpoint: Checkpoint, suite: Suite, settings: Settings) -> str:
+def run_id(checkpoint: Checkpoint, suite: Suite, settings: Settings, against: str = "") -> str:
     """Return the id of a run: equal for equal checkpoint, suite, engine and, if it asks one, judge.
 
-    Asking twice for the same scores therefore finds the first run instead of starting another.
+    Asking twice for the same scores therefore finds the first run instead of starting another. A
+    run that is compared until that is decided, with the run in the directory `against`, has an id
+    of its own.
 
     Raises:
         UserError: answers that a judge compares with cannot be read.
@@ -50,6 +52,7 @@ def run_id(checkpoint: Checkpoint, suite: Suite, settings: Settings) -> str:
     engine = settings.engine.model_dump(mode="json")
     what = [checkpoint.identity, suite.digest, engine, settings.trial.max_length]
     what += judge.identity(settings.judge, suite)
+    what += [against] if against else []
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:10]
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(checkpoint.path).name).strip("-.")[-40:]
     return f"{name or 'checkpoint'}-{digest}"

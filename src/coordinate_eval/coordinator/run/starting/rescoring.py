@@ -20,6 +20,7 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs import judge
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.decided import stopped
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, portion_seconds, write_planned, write_run
 from coordinate_eval.coordinator.run.starting import baselines
@@ -48,7 +49,7 @@ _PLACES = (
 def answered_datasets(run_dir: RunDir, run: Run) -> list[str]:
     """Return the datasets to which all responses are there."""
     left = Ledger(run_dir, "outputs").unpublished(shard.span for shard in run.shards)
-    lacking = {span.dataset for span in left}
+    lacking = {span.dataset for span in left} | stopped(run_dir).keys()
     return [name for name in {shard.dataset: 0 for shard in run.shards} if name not in lacking]
 
 
@@ -88,6 +89,8 @@ def rescoring(run_dir: RunDir, run: Run, suite: Suite, settings: Settings) -> Ru
             "suite": suite.model_copy(update={"datasets": kept}),
             "settings": run.settings.model_copy(update=update),
             "left_out": run.left_out | dict.fromkeys(lacking, "not all of its responses are there"),
+            "against": "",
+            "stages": {},
             "rescores": str(run_dir.root),
             "asks": [name for name in run.asks if name in names],
             "judged": [name for name in run.judged if name in names],

@@ -1,0 +1,117 @@
+"""Comparisons while a run goes on, and the decision that ends it early: `decided.json`.
+
+With `--until-decided` datasets are asked in stages. A look is the scores of a dataset at the end of
+one of its stages; a comparison takes the looks of all datasets. The first comparison that decides
+withdraws all later stages: nobody claims their shards any more, and their datasets are done. The
+file `full` takes that back for good. Nothing is removed, so whoever dies in between does no harm.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from coordinate_eval import _files
+from coordinate_eval._format import plural
+from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import Run
+from coordinate_eval.records import DatasetItems, DatasetResults, Record, Span, schema
+
+Verdict = Literal["better", "worse", "no difference", ""]
+
+
+class PartScores(Record):
+    """`looks/<dataset>/0-<items>.jsonl`: the scores of a dataset's items up to a stage's end."""
+
+    results: DatasetResults | None = None
+    items: DatasetItems | None = None
+    why_not: str = Field(default="", description="the error, if there are no results")
+
+
+class Compared(Record):
+    """`comparisons/<number>.json`, and `decided.json`: a comparison of all datasets at a look."""
+
+    schema_: Literal["coordinate-eval/compared@1"] = schema("coordinate-eval/compared@1")
+
+    number: int = Field(description="of the look, from 1")
+    previous: str = Field(description="id of the run that is compared with")
+    verdict: Verdict = Field(default="", description="on this run's mean; empty: not decided yet")
+    datasets: int = Field(default=0, description="in the mean")
+    first: float | None = Field(default=None, description="mean of the other run")
+    second: float | None = Field(default=None, description="mean of this one, of the same items")
+    difference: float | None = None
+    stderr: float | None = None
+    information: float = Field(
+        default=0.0, description="variance that is expected with all items, over that of now"
+    )
+    bound: float | None = Field(default=None, description="of the difference, in standard errors")
+    likely: float | None = Field(
+        default=None, description="probability that all items would show a difference"
+    )
+    items: dict[str, int] = Field(
+        default={}, description="datasets of which not all items are used, and how many are"
+    )
+    of_items: dict[str, int] = Field(default={}, description="how many items these have")
+    requests_share: float = Field(default=1.0, description="part of the requests that are used")
+    left_out: dict[str, str] = Field(default={}, description="datasets not in the mean, and why")
+    why_not: str = Field(default="", description="the error, where nothing could be compared")
+
+    @property
+    def words(self) -> str:
+        """Return what was found, for people."""
+        if self.difference is None or self.stderr is None:
+            return f"cannot be compared with {self.previous}: {self.why_not}"
+        said = {"better": "better than", "worse": "worse than"}.get(self.verdict, "")
+        said = said or ("no difference from" if self.verdict else "not decided against")
+        return (
+            f"{said} {self.previous}: mean of {plural(self.datasets, 'dataset')} "
+            f"{self.difference:+.4f} ±{self.stderr:.4f}, after {self.requests_share:.0%} of the "
+            "requests"
+        )
+
+
+def decided(run_dir: RunDir) -> Compared | None:
+    """Return the comparison that ended a run early; None without one, or if it goes on in full."""
+    if run_dir.full.exists():
+        return None
+    return _files.read_record_if_there(run_dir.decided, Compared)
+
+
+def stopped(run_dir: RunDir) -> Mapping[str, int]:
+    """Return the datasets whose later stages are withdrawn, and how many items they have used.
+
+    Datasets that had all of their results by then are none of these.
+    """
+    found = decided(run_dir)
+    items = found.items if found is not None else {}
+    return {n: used for n, used in items.items() if not run_dir.dataset_results(n).exists()}
+
+
+def why_stopped(run_dir: RunDir) -> str:
+    """Return why a run has not asked all items, for people; empty where nothing is withdrawn."""
+    found = decided(run_dir)
+    return found.words if found is not None and stopped(run_dir) else ""
+
+
+def look_span(run: Run, dataset: str, number: int) -> Span | None:
+    """Return the items of a dataset that a look takes, numbered from 1; None for all."""
+    ends = run.stages.get(dataset, [])
+    return Span(dataset, 0, ends[number - 1]) if number < len(ends) else None
+
+
+def count_looks(run: Run) -> int:
+    """Return how many looks there are; the last one takes all items."""
+    return max(map(len, run.stages.values()), default=0)
+
+
+def last_compared(run_dir: RunDir, run: Run) -> Compared | None:
+    """Return what ended a run early, or else its last comparison so far."""
+    found = _files.read_record_if_there(run_dir.decided, Compared)
+    for number in range(count_looks(run), 0, -1):
+        found = found or _files.read_record_if_there(run_dir.comparison(number), Compared)
+    return found
+
+
+def read_part(run_dir: RunDir, span: Span) -> PartScores | None:
+    """Return the scores of a look, None while there are none."""
+    return _files.read_record_if_there(run_dir.published("looks", span), PartScores)

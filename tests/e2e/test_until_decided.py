@@ -1,0 +1,108 @@
+"""A run that ends when its comparison is decided, killed on the way, and then asked in full."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.runs import Workspace, kill, results, scores, times_answered, until
+from tests.tiny import tiny_model
+
+SLOW = ("--engine-args", json.dumps({"seconds_per_request": 0.01}))
+ITEMS = {"long": 1500, "left": 200, "right": 160}
+
+
+@pytest.fixture(scope="module")
+def suite(user: Workspace) -> Path:
+    """Return a suite of a task that is asked in three stages, and a group in two."""
+    folder = user.folder / "staged tasks"
+    folder.mkdir()
+    for name, items in ITEMS.items():
+        draws = random.Random(name)
+        rows = [{"q": f"{name} {n}", "label": draws.randrange(2)} for n in range(items)]
+        data = folder / f"{name}.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        task = {
+            "task": name,
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": {"test": str(data)}},
+            "test_split": "test",
+            "output_type": "multiple_choice",
+            "doc_to_text": "{{q}}",
+            "doc_to_choice": ["yes", "no"],
+            "doc_to_target": "label",
+            "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+        }
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(task))
+    metric = {"metric": "acc", "weight_by_size": False}
+    group = {"group": "both", "task": ["left", "right"], "aggregate_metric_list": [metric]}
+    (folder / "both.yaml").write_text(yaml.safe_dump(group))
+    path = user.folder / "staged.yaml"
+    datasets = [{"name": name, "task": name} for name in ("long", "both")]
+    path.write_text(yaml.safe_dump({"include_path": [str(folder)], "datasets": datasets}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(user: Workspace, suite: Path) -> Path:
+    run = user.folder / "whole"
+    user.call("run", tiny_model(), "--suite", suite, "--run-dir", run, "--json")
+    return run
+
+
+def _until_decided(run: Path, suite: Path, whole: Path, *more: object) -> Sequence[object]:
+    args = ("--suite", suite, "--run-dir", run, "--until-decided", whole)
+    return ["run", tiny_model(), *args, *SLOW, *more]
+
+
+def test_a_run_stops_when_it_is_decided_and_is_completed_by_reusing_its_responses(
+    user: Workspace, suite: Path, whole: Path
+) -> None:
+    run = user.folder / "decided"
+    started = user.start(*_until_decided(run, suite, whole))
+    until(lambda: (run / "comparisons" / "1.json").exists(), "a first comparison", run)
+    kill([started.pid])
+    started.communicate()
+    early: dict[str, Any] = json.loads(user.call("resume", run, "--json").stdout)
+
+    # Equal answers: no difference. The killed run has lost nothing, and one task is not asked out.
+    assert early["compared"]["verdict"] == "no difference"
+    assert not early["complete"] and not early["missing"]
+    assert early["stopped"] == {"long": {"items": 625, "of_items": 1500}}
+    assert early["items"]["long"] == 625
+    assert early["n_samples"]["long"] == {"original": 1500, "effective": 625}
+    assert early["results"]["both"] == scores(whole)["both"]
+    assert early["results"]["long"] != scores(whole)["long"]
+    assert len(times_answered(run)) < len(times_answered(whole))
+    shown = json.loads(user.call("status", run, "--json").stdout)
+    assert (shown["state"], shown["datasets"]["long"]["state"]) == ("decided", "stopped")
+    compared = json.loads(user.call("compare", whole, run, "--json").stdout)
+    (long,) = (each for each in compared["datasets"] if each["name"] == "long")
+    assert (long["difference"], long["items"], long["of_items"]) == (0.0, 625, 1500)
+    assert "stopped early: no difference from" in user.call("scores", run).stdout
+
+    # Asked again it stays as it is; in full it asks each item that is left, once.
+    user.call("resume", run)
+    assert results(run)["stopped"]
+    user.call("resume", run, "--full", "--json")
+    assert results(run)["complete"] and not results(run)["stopped"]
+    assert scores(run) == scores(whole)
+    assert times_answered(run) == times_answered(whole)
+    assert set(times_answered(run).values()) == {1}
+
+
+def test_unlike_runs_are_refused_as_they_are_compared(
+    user: Workspace, suite: Path, whole: Path
+) -> None:
+    run = user.folder / "unlike"
+    other = user.folder / "other.yaml"
+    other.write_text(yaml.safe_dump({"extends": str(suite), "defaults": {"num_fewshot": 1}}))
+    refused = user.call(*_until_decided(run, other, whole), status=2).stderr
+    assert "these runs have asked differently, so their scores say little" in refused
+    assert "num fewshot None and 1" in refused
+    nothing = user.call(*_until_decided(run, suite, user.folder / "nothing"), status=2).stderr
+    assert "no run" in nothing
+    assert not run.exists()
