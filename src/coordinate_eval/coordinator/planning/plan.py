@@ -28,10 +28,8 @@ class Cost(Record):
         0.0, "of a judge, after the responses that it rates; no makespan counts them", ge=0, le=1e9
     )
     splittable: bool = True
-    stages: list[int] = Field(
-        default=[],
-        description="items that are asked by the end of each stage, if there are several",
-        exclude_if=lambda ends: not ends,
+    stages: list[int] = absent(
+        [], "items that are asked by the end of each stage, if there are several"
     )
     spread: float = Field(
         default=0.0,

@@ -28,7 +28,7 @@ from coordinate_eval.coordinator.run.starting import resumes
 from coordinate_eval.coordinator.run.starting.create import start_supervisor, works_on_login
 from coordinate_eval.coordinator.run.supervision import latest_epoch
 from coordinate_eval.coordinator.supervisor.ending import sweep
-from coordinate_eval.errors import ClusterSilent, CoordinateError
+from coordinate_eval.errors import ClusterSilent, CoordinateError, UserError
 
 _ANOTHER_PROCESS = "another process on this machine"
 
@@ -54,9 +54,15 @@ def resume_run(
 
     Raises:
         CoordinateError: there were too many tries, or somebody holds the supervisor's job.
-        UserError: the key of the judge is not there.
+        UserError: the key of the judge is not there, or `full` is asked of another run.
     """
     run = read_run(run_dir)
+    if full and not run.against:
+        raise UserError(
+            f"run {run.id} has no --until-decided, so nothing was withdrawn from it: leave out "
+            "--full. The whole of a sample or a part is a run of its own: evaluate "
+            f"{run.checkpoint.path} without --precision, --limit and --only"
+        )
     if state.is_complete(run_dir):
         say(f"run {run.id} is already complete")
         return show_results(run_dir, as_json=as_json)

@@ -19,7 +19,7 @@ Full = Annotated[
     option(
         WHAT,
         "",
-        "Ask the items that are left of a run that ended early, or that has a sample.",
+        "Ask also what is left of a run that --until-decided has ended early.",
         "--full",
     ),
 ]
