@@ -31,6 +31,7 @@ from coordinate_eval.coordinator.report.time_ledger import (
     read_asked,
     rows,
 )
+from coordinate_eval.coordinator.run.claiming.decided import Compared
 from coordinate_eval.coordinator.run.measurements import ShardDone, read_lines
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
@@ -121,7 +122,10 @@ def render(
         results=results,
         reasons=missing.reasons(results),
         scores=[*map(_score, scored), *_aggregates(results)],
-        warnings=[line for found in scored for line in warnings.warnings(found)],
+        warnings=[
+            *_stopped(results),
+            *(line for found in scored for line in warnings.warnings(found)),
+        ],
         ledger=ledger,
         expected=expected,
         planned_at=planned_at,
@@ -135,6 +139,16 @@ def render(
         right=LEFT + WIDTH,
     )
     return ascii_text(text)
+
+
+def _stopped(results: Mapping[str, Any]) -> list[str]:
+    """Return why a run has not asked all items, and of which datasets."""
+    stopped = results.get("stopped") or {}
+    if not stopped:
+        return []
+    each = [f"{name} {n['items']:,} of {n['of_items']:,}" for name, n in stopped.items()]
+    why = Compared.model_validate(results["compared"]).words
+    return [f"stopped early: {why}. Items that are used: {', '.join(each)}"]
 
 
 def _score(found: DatasetResults) -> tuple[str, str, str, str, str]:

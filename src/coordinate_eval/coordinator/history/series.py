@@ -40,6 +40,8 @@ class Row(NamedTuple):
     """None of its runs goes on."""
     warnings: Mapping[str, str] = {}
     """Dataset → what is wrong with its answers."""
+    decided: str = ""
+    """Why its newest run stopped before all items were asked."""
 
     @property
     def name(self) -> str:
@@ -208,6 +210,7 @@ def _row(runs: Sequence[Measured], asked: Mapping[str, str], unlike: Counter[str
         planned_seconds=newest.planned_seconds,
         ended=all(run.ended for run in runs),
         warnings={name: words for run in runs[::-1] for name, words in run.warnings.items()},
+        decided=newest.decided,
     )
 
 

@@ -220,6 +220,7 @@ def _document(found: Series, columns: Sequence[Column], wanted: Wanted) -> dict[
             },
             "scores": {name: row.score(name)._asdict() for name in row.scores},
             "missing": list(row.missing),
+            "decided": row.decided,
         }
 
     return {
@@ -320,6 +321,9 @@ def _print(found: Series, columns: Sequence[Column], wanted: Wanted, settings: S
         for place, each in enumerate(columns):
             curve = [None if (value := cells[place]) is None else value.value for cells in values]
             out(f"{each.name:<{width}}  {sparkline(curve)}")
+    for row in found.rows:
+        if row.decided:
+            out(f"{_step(row)}: stopped early: {row.decided}")
     if lacking := [row for row in found.rows if row.missing]:
         count = sum(len(row.missing) for row in lacking)
         out(
