@@ -11,7 +11,6 @@ import yaml
 from tests.runs import Workspace, kill, results, scores, times_answered, until
 from tests.tiny import tiny_model
 
-SLOW = ("--engine-args", json.dumps({"seconds_per_request": 0.01}))
 ITEMS = {"long": 1500, "left": 200, "right": 160}
 
 
@@ -53,22 +52,24 @@ def whole(user: Workspace, suite: Path) -> Path:
     return run
 
 
-def _until_decided(run: Path, suite: Path, whole: Path, *more: object) -> Sequence[object]:
-    args = ("--suite", suite, "--run-dir", run, "--until-decided", whole)
-    return ["run", tiny_model(), *args, *SLOW, *more]
+def _until_decided(run: Path, suite: Path, whole: Path) -> Sequence[object]:
+    return ["run", tiny_model(), "--suite", suite, "--run-dir", run, "--until-decided", whole]
 
 
 def test_a_run_stops_when_it_is_decided_and_is_completed_by_reusing_its_responses(
     user: Workspace, suite: Path, whole: Path
 ) -> None:
-    run = user.folder / "decided"
-    started = user.start(*_until_decided(run, suite, whole))
-    until(lambda: (run / "comparisons" / "1.json").exists(), "a first comparison", run)
+    run, pause = user.folder / "decided", user.folder / "pause of decided"
+    engine = json.dumps({"seconds_per_request": 0.02, "pause": str(pause)})
+    started = user.start(*_until_decided(run, suite, whole), "--engine-args", engine)
+    second = [run / "outputs" / name for name in ("long/156-625.jsonl", "both/156-360.jsonl")]
+    until(lambda: all(path.exists() for path in second), "the second stage", run)
+    pause.touch()  # from its next start on the engine answers nothing
     kill([started.pid])
     started.communicate()
     early: dict[str, Any] = json.loads(user.call("resume", run, "--json").stdout)
 
-    # Equal answers: no difference. The killed run has lost nothing, and one task is not asked out.
+    # Equal answers, so there is no difference.
     assert early["compared"]["verdict"] == "no difference"
     assert not early["complete"] and not early["missing"]
     assert early["stopped"] == {"long": {"items": 625, "of_items": 1500}}
@@ -87,6 +88,7 @@ def test_a_run_stops_when_it_is_decided_and_is_completed_by_reusing_its_response
     # Asked again it stays as it is; in full it asks each item that is left, once.
     user.call("resume", run)
     assert results(run)["stopped"]
+    pause.unlink()
     user.call("resume", run, "--full", "--json")
     assert results(run)["complete"] and not results(run)["stopped"]
     assert scores(run) == scores(whole)
