@@ -56,15 +56,24 @@ def _until_decided(run: Path, suite: Path, whole: Path) -> Sequence[object]:
     return ["run", tiny_model(), "--suite", suite, "--run-dir", run, "--until-decided", whole]
 
 
+def _has_answered(run: Path, items: dict[str, int]) -> bool:
+    """Return whether all shards up to these positions are published."""
+    if not (run / "planned.json").exists():
+        return False
+    shards = json.loads((run / "planned.json").read_text())["shards"]
+    wanted = (each for each in shards if each["stop"] <= items[each["dataset"]])
+    names = (f"outputs/{s['dataset']}/{s['start']}-{s['stop']}.jsonl" for s in wanted)
+    return all((run / name).exists() for name in names)
+
+
 def test_a_run_stops_when_it_is_decided_and_is_completed_by_reusing_its_responses(
     user: Workspace, suite: Path, whole: Path
 ) -> None:
     run, pause = user.folder / "decided", user.folder / "pause of decided"
-    engine = json.dumps({"seconds_per_request": 0.02, "pause": str(pause)})
+    engine = json.dumps({"seconds_per_request": 0.04, "pause": str(pause)})
     started = user.start(*_until_decided(run, suite, whole), "--engine-args", engine)
-    second = [run / "outputs" / name for name in ("long/156-625.jsonl", "both/156-360.jsonl")]
-    until(lambda: all(path.exists() for path in second), "the second stage", run)
-    pause.touch()  # from its next start on the engine answers nothing
+    until(lambda: _has_answered(run, {"long": 625, "both": 360}), "the second stage", run)
+    pause.touch()  # from now on engines answer their first request at most
     kill([started.pid])
     started.communicate()
     early: dict[str, Any] = json.loads(user.call("resume", run, "--json").stdout)
