@@ -1,6 +1,7 @@
 """The rules that engines share: what they refuse, how they sample, where a stop string cuts."""
 
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -215,3 +216,17 @@ def test_steps_stay_where_smaller_ones_may_not_start(
     monkeypatch.setattr(vllm_defaults, "_gpu_arguments", lambda *_: steps)
     found = vllm_defaults.engine_arguments(tmp_path, 1, 3000, {"max_num_seqs": 64}, lighter)
     assert (found["max_num_batched_tokens"], found["max_num_seqs"]) == (tokens, 64)
+
+
+def test_an_import_is_without_packages_for_other_uses(tmp_path: Path) -> None:
+    (tmp_path / "sklearn.py").touch()
+    looks = "import importlib.util\nthere = importlib.util.find_spec('sklearn')\n"
+    (tmp_path / "an_engine.py").write_text(looks)
+    code = """
+from coordinate_eval.evaluators.engines import common
+assert common.load("an_engine", "an engine").there is None
+import sklearn
+assert common.load("sklearn", "an engine") is sklearn
+"""
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    subprocess.run([sys.executable, "-c", code], env=environ, check=True, timeout=PATIENCE_SECONDS)

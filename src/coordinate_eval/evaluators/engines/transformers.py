@@ -104,6 +104,7 @@ class TransformersEngine:
         self._batch_size: int = args.get("batch_size", _BATCH_SIZE)
         self._torch = common.load("torch", _INSTALL)
         self._transformers = common.load("transformers", _INSTALL)
+        common.load("transformers.models.auto.modeling_auto", _INSTALL)  # else it does so later
         own_code.refuse()
         self._transformers.utils.logging.disable_progress_bar()
         try:
