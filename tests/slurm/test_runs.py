@@ -177,12 +177,14 @@ def test_a_killed_build_job_is_replaced(workspace: Workspace, expected: dict[str
     all_gone(workspace)
 
 
-def paused(workspace: Workspace, name: str, **environ: str) -> tuple[Path, Pause]:
+def paused(
+    workspace: Workspace, name: str, checkpoint: Path | None = None, **environ: str
+) -> tuple[Path, Pause]:
     """A run on two GPUs that has begun and does not end before its pause."""
-    pause = workspace.pause(name)
-    run = workspace.submit(
-        workspace.suite(*FOUR_TASKS), *pause.args, "--max-gpus", 2, "--run-dir",
-        workspace.folder / name, **environ,
+    pause, run = workspace.pause(name), workspace.folder / name
+    workspace.call(
+        "run", checkpoint or tiny_model(), "--suite", workspace.suite(*FOUR_TASKS), *pause.args,
+        "--max-gpus", 2, "--run-dir", run, status=0, **environ,
     )  # fmt: skip
     return begun(run), pause
 
@@ -193,29 +195,21 @@ def supervisor(run: Path) -> str:
     return str(json.loads(path.read_text())["job_id"])
 
 
-def test_a_supervisor_that_is_warned_hands_over(
-    workspace: Workspace, expected: dict[str, Any]
+def test_a_run_outlives_a_silent_controller_its_supervisor_and_its_checkpoint(
+    workspace: Workspace, expected: dict[str, Any], slurm_cluster: DevCluster, tmp_path: Path
 ) -> None:
-    run, pause = paused(workspace, "warned")
+    checkpoint = Path(shutil.copytree(tiny_model(), tmp_path / "step-1"))
+    run, pause = paused(workspace, "outlives", checkpoint)
+    shutil.rmtree(checkpoint)  # it is staged
+    slurm_cluster.stop_controller()
+    try:
+        log = next(run.glob("logs/*super1*.log"))
+        until(lambda: "does not answer" in log.read_text(), "the supervisor to notice")
+        assert not list(run.glob("claims/outputs/*/*.revoked"))
+    finally:
+        slurm_cluster.start_controller()
     subprocess.run(["scancel", "--signal=USR1", "--batch", supervisor(run)], check=True)
-    until(lambda: list(run.glob("jobs/*super2.json")), "another supervisor")
-    pause.end()
-    assert scores(run) == expected
-    all_gone(workspace)
-
-
-def test_a_checkpoint_may_go_once_it_is_staged(
-    workspace: Workspace, expected: dict[str, Any], tmp_path: Path
-) -> None:
-    checkpoint = tmp_path / "step-1"
-    shutil.copytree(tiny_model(), checkpoint)
-    pause = workspace.pause("gone")
-    done = workspace.call(
-        "run", checkpoint, "--suite", workspace.suite(*FOUR_TASKS), *pause.args, "--max-gpus", 1,
-        "--run-dir", workspace.folder / "gone",
-    )  # fmt: skip
-    run = begun(Path(done.stdout.rstrip("\n")))
-    shutil.rmtree(checkpoint)
+    until(lambda: list(run.glob("jobs/*super2.json")), "the one that it hands over to", run)
     pause.end()
     assert scores(run) == expected
     all_gone(workspace)
@@ -245,22 +239,6 @@ def test_a_cancelled_run_leaves_nothing_and_goes_on_when_asked(
     done = workspace.call("resume", run, "--wait", "--json")
     assert json.loads(done.stdout)["results"] == expected
     assert "datasets scored" in done.stderr
-    all_gone(workspace)
-
-
-def test_a_silent_controller_is_waited_for(
-    workspace: Workspace, expected: dict[str, Any], slurm_cluster: DevCluster
-) -> None:
-    run, pause = paused(workspace, "silent")
-    slurm_cluster.stop_controller()
-    try:
-        log = next(run.glob("logs/*super1*.log"))
-        until(lambda: "does not answer" in log.read_text(), "the supervisor to notice")
-        assert not list(run.glob("claims/outputs/*/*.revoked"))
-    finally:
-        slurm_cluster.start_controller()
-        pause.end()
-    assert scores(run) == expected
     all_gone(workspace)
 
 

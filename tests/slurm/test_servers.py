@@ -77,15 +77,6 @@ def address(program: Path) -> Iterator[str]:
         server.kill()
 
 
-def test_each_trial_starts_and_ends_a_server(
-    user: Workspace, program: Path, expected: dict[str, Any]
-) -> None:
-    run = submitted(user, command(sys.executable, program))
-    assert scores(run) == expected
-    all_gone(user)
-    assert not processes(str(program))
-
-
 def test_a_server_that_is_there_is_asked_without_gpus(
     user: Workspace, expected: dict[str, Any], address: str
 ) -> None:
@@ -97,7 +88,7 @@ def test_a_server_that_is_there_is_asked_without_gpus(
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_a_server_of_an_image_is_started_in_it(
+def test_each_trial_starts_and_ends_a_server_of_an_image(
     user: Workspace, program: Path, expected: dict[str, Any], runtime: str
 ) -> None:
     image = make_image(user.folder / f"image for {runtime}")
