@@ -11,7 +11,6 @@ pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
 
 from tests.tiny import tiny_model
-from transformers import AutoTokenizer
 
 from coordinate_eval.errors import RecordError, UserError
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
@@ -88,6 +87,8 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        from transformers import AutoTokenizer
+
         self.tokenizer: Any = AutoTokenizer.from_pretrained(tiny_model())
         self.write(ROWS)
 

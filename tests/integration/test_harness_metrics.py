@@ -4,12 +4,9 @@ import hashlib
 import json
 
 import pytest
-
-pytest.importorskip("evaluate")
-
-import evaluate
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiny import need
 
 from coordinate_eval.evaluators.harness.code_eval import (
     AnswerBook,
@@ -101,6 +98,9 @@ def test_pass_at_k_is_the_chance_to_draw_a_correct_one(samples: int, data: st.Da
 
 
 def test_only_code_eval_is_stood_in_for() -> None:
+    need("evaluate", "harness")
+    import evaluate
+
     stand_in()
     assert isinstance(evaluate.load("code_eval"), CodeEval)
     assert isinstance(evaluate.load("evaluate-metric/code_eval"), CodeEval)
@@ -110,6 +110,8 @@ def test_only_code_eval_is_stood_in_for() -> None:
 
 def test_a_function_that_loads_the_metric_at_the_last_moment_is_seen() -> None:
     def late(references: list[str], predictions: list[list[str]]) -> object:
+        import evaluate
+
         metric = evaluate.load("code_eval")
         return metric.compute(references=references, predictions=predictions)
 

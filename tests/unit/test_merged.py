@@ -16,7 +16,6 @@ from coordinate_eval.coordinator.inputs.checkpoints.merged import Merged
 from coordinate_eval.errors import UserError
 
 need("peft", "dev")
-peft: Any = importlib.import_module("peft")
 torch: Any = importlib.import_module("torch")
 transformers: Any = importlib.import_module("transformers")
 files: Any = importlib.import_module("safetensors.torch")
@@ -29,6 +28,11 @@ _SMALL = {
     "num_key_value_heads": 2,
     "vocab_size": 60,
 }
+
+
+def peft() -> Any:
+    """The library, whose import takes seconds, as do models of transformers."""
+    return importlib.import_module("peft")
 
 
 def llama(**more: Any) -> Any:
@@ -156,7 +160,7 @@ _ROUNDED = ("experts", "router")
 
 def _trained(model: Any, config: dict[str, Any]) -> Any:
     """Return a model with an adapter whose tensors are random."""
-    made = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **config))
+    made = peft().get_peft_model(model, peft().LoraConfig(task_type="CAUSAL_LM", **config))
     torch.manual_seed(1)
     for name, parameter in made.named_parameters():
         if any(word in name for word in ("lora_", "modules_to_save", "trainable_tokens", "bias")):
@@ -176,7 +180,7 @@ def save(folder: Path, model: Any, config: dict[str, Any], dtype: Any, resize: i
         again = type(model).from_pretrained(base, dtype=dtype)
         if resize:
             again.resize_token_embeddings(resize)
-        found = peft.PeftModel.from_pretrained(again, adapter)
+        found = peft().PeftModel.from_pretrained(again, adapter)
         found.merge_and_unload().save_pretrained(merged)
 
 
