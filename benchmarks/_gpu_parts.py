@@ -92,7 +92,7 @@ def scoring(session: Session) -> Rows:
     shapes = SHAPES[:1] if session.short else SHAPES
     names = [(shape, shots) for shape in shapes for shots in (0, 5)]
     datasets = [list(scored_items(shape, shots, items, vocabulary)) for shape, shots in names]
-    found = scored(datasets, session.model, session.max_length, {})
+    found = scored(datasets, session.model, session.max_length, {}, here=session.short)
     return [
         [
             *(shape.name, str(shots), way.name),

@@ -70,20 +70,29 @@ class Scored(NamedTuple):
 
 
 def scored(
-    datasets: Sequence[Sequence[Request]], model: Path, max_length: int, args: Mapping[str, Any]
+    datasets: Sequence[Sequence[Request]],
+    model: Path,
+    max_length: int,
+    args: Mapping[str, Any],
+    *,
+    here: bool = False,
 ) -> list[list[Scored]]:
     """Score datasets one after the other in each of `WAYS`.
 
     Each engine has a process of its own, since one gives the memory of a GPU back when it ends.
-    See `VllmEngine` for the arguments.
+    With `here`, both are in this process, which imports vLLM once. See `VllmEngine` for the
+    arguments.
     """
     spawn = multiprocessing.get_context("spawn")
     found: dict[Way, list[Scored]] = {}
     for cached in (False, True):
         ways = [way for way in WAYS if way.cached == cached]
-        given = {**args, "enable_prefix_caching": cached}
+        work = (ways, datasets, model, max_length, {**args, "enable_prefix_caching": cached})
+        if here:
+            found |= _by_one_engine(*work)
+            continue
         with ProcessPoolExecutor(1, spawn) as pool:
-            found |= pool.submit(_by_one_engine, ways, datasets, model, max_length, given).result()
+            found |= pool.submit(_by_one_engine, *work).result()
     return [found[way] for way in WAYS]
 
 

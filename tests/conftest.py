@@ -1,10 +1,12 @@
 """Settings and fixtures of all tests."""
 
 import gc
+import importlib
 import itertools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -26,6 +28,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _STOPS = (signal.SIGTERM, signal.SIGUSR1)
+
+_TOGETHER = {
+    f"tests/e2e/test_{name}.py": "vLLM in the test's own process"
+    for name in ("engines", "engine_starts", "judge_server", "vllm_server")
+}
+"""Modules that share what a worker imports and starts, and so are on one worker, by their names:
+the start that fails, in the first, would end what an engine of the others has in its process."""
 
 
 @pytest.fixture(autouse=True)
@@ -50,3 +59,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     computes = [path for path in files if path.parent.name != "slurm"]
     turns = itertools.chain.from_iterable(itertools.zip_longest(waits, computes))
     items[:] = [item for path in turns if path for item in files[path]]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Keep the tests of a module on one worker, and those of modules that share something."""
+    made: Any = importlib.import_module("xdist.scheduler").LoadFileScheduling(config, log)
+    module_of = made._split_scope
+    made._split_scope = lambda test: _TOGETHER.get(module_of(test), module_of(test))
+    return made

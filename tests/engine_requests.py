@@ -6,6 +6,15 @@ from coordinate_eval.evaluators.engines.base import Engine
 from coordinate_eval.records import Request, RequestKind, Response, Turn
 from tests.tiny import MAX_LENGTH, tiny_model, tokenizer
 
+RUNNING = 8
+"""Sequences that the vLLM under test runs at once."""
+
+BLOCK = 32
+"""Tokens of a block of its prefix cache: the fewest on a CPU, where 128 is the default."""
+
+BATCH = 4
+"""Batch size of the transformers under test."""
+
 THEN = "</s>\n<|turn|>one two</s>"
 """A follow-up: the end of an answer, and a question, in the words of a template."""
 

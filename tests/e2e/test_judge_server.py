@@ -16,7 +16,7 @@ from tests.runs import PATIENCE_SECONDS, until
 from tests.tiny import need, shared_folder, tiny_model
 
 from coordinate_eval.errors import ServerRefuses, ServerSilent
-from coordinate_eval.evaluators.engines import base as engines
+from coordinate_eval.evaluators.engines.base import Engine
 from coordinate_eval.evaluators.engines.common import probe
 from coordinate_eval.evaluators.judged.endpoint import Endpoint
 from coordinate_eval.evaluators.servers.access import Access
@@ -102,7 +102,7 @@ def ask(socket: str, questions: list[Question]) -> list[Answer]:
 
 
 def test_it_says_what_the_engine_of_trials_says_after_the_same_prompt(
-    socket: str, model: Path
+    socket: str, model: Path, vllm: Engine
 ) -> None:
     from transformers import AutoTokenizer
 
@@ -118,11 +118,7 @@ def test_it_says_what_the_engine_of_trials_says_after_the_same_prompt(
         tokens = tokenizer.encode(text, add_special_tokens=False)
         made = probe(RequestKind.GENERATE, tokens, max_tokens=asked["max_tokens"])
         requests.append(made.model_copy(update={"item": item}))
-    engine = engines.start("vllm", model, tensor_parallel=1, max_length=CONTEXT, args=ARGS)
-    try:
-        said = {each.item: each for each in engine.run(iter(requests))}
-    finally:
-        engine.close()
+    said = {each.item: each for each in vllm.run(iter(requests))}
     for item, (request, answer) in enumerate(zip(requests, answers, strict=True)):
         assert answer.tokens == len(request.tokens) + said[item].tokens
         assert answer.result == said[item].text

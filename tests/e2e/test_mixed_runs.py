@@ -1,4 +1,4 @@
-"""Runs of checkpoints that are made of others have the scores of the same weights in one folder."""
+"""Runs of checkpoints that are made of others answer as the same weights in one folder."""
 
 import importlib
 import json
@@ -7,41 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.answered import ENGINE, assert_answered
 from tests.mixes import adapted, saved
-from tests.runs import Workspace, kill, processes, published, scores, until
+from tests.runs import Workspace, kill, processes, scores, until
 
 DATASETS = ("tiny_choice", "tiny_talk")
 
 
 def asked(user: Workspace, *what: object) -> tuple[object, ...]:
-    suite = user.suite(*DATASETS)
-    # In float32, in which the shares of a batch that is another one each time do not matter.
-    precise = ("--engine", "transformers", "--engine-args", '{"dtype": "float32"}')
-    return ("run", *what, "--suite", suite, *precise)
-
-
-def run_of(user: Workspace, name: str, *what: object) -> Path:
-    run = user.folder / name
-    user.call(*asked(user, *what), "--run-dir", run, "--json")
-    return run
-
-
-def answers(run: Path) -> list[dict[str, Any]]:
-    """What the engine answered, in the order of the prompts."""
-    lines = [json.loads(line) for path in published(run) for line in path.open()]
-    names = ("dataset", "task", "doc", "index", "repeat", "prompt_hash")
-    return sorted(lines, key=lambda each: [str(each.get(name)) for name in names])
-
-
-def assert_equal(one: Path, other: Path) -> None:
-    ours, theirs = answers(one), answers(other)
-    assert len(ours) == len(theirs)
-    for mine, expected in zip(ours, theirs, strict=True):
-        assert {**mine, "logprob": None} == {**expected, "logprob": None}
-        if "logprob" in mine:
-            assert mine["logprob"] == pytest.approx(expected["logprob"], abs=1e-3)
-    assert scores(one) == scores(other)
+    return ("run", *what, "--suite", user.suite(*DATASETS), *ENGINE)
 
 
 def averaged(folder: Path, steps: Sequence[Path], weights: Sequence[float]) -> Path:
@@ -62,12 +36,10 @@ def averaged(folder: Path, steps: Sequence[Path], weights: Sequence[float]) -> P
 def test_an_adapter_scores_as_what_peft_merges(user: Workspace, tmp_path: Path) -> None:
     base = saved(tmp_path / "base", 1)
     merged = adapted(base, tmp_path / "step-5", use_rslora=True)
-
-    one = run_of(user, "adapter", tmp_path / "step-5")
-    other = run_of(user, "merged", merged)
-
-    assert_equal(one, other)
-    told = json.loads((one / "results.json").read_text())["checkpoint"]
+    run = user.folder / "adapter"
+    user.call(*asked(user, tmp_path / "step-5"), "--run-dir", run)
+    assert_answered(run, DATASETS, merged)
+    told = json.loads((run / "results.json").read_text())["checkpoint"]
     assert told["base"] == str(base)
 
 
@@ -75,8 +47,6 @@ def test_an_average_scores_as_one_made_by_hand_also_if_its_keeper_is_killed(
     user: Workspace, tmp_path: Path
 ) -> None:
     steps = [saved(tmp_path / f"step-{step}", step) for step in (800, 900, 1000)]
-    by_hand = averaged(tmp_path / "by-hand", steps, [1, 1, 2])
-
     run = user.folder / "average"
     what = ("--average", *steps, "--weights", 1, 1, 2, "--run-dir", run)
     running = user.start(*asked(user, *what), "--json")
@@ -84,9 +54,7 @@ def test_an_average_scores_as_one_made_by_hand_also_if_its_keeper_is_killed(
     kill(processes("_keep", str(run)))
     out, err = running.communicate()
     assert running.returncode == 0, err
-    other = run_of(user, "by hand", by_hand)
-
-    assert_equal(run, other)
+    assert_answered(run, DATASETS, averaged(tmp_path / "by-hand", steps, [1, 1, 2]))
     assert json.loads(out)["results"] == scores(run)
     listed = json.loads(user.call("scores", run, "--json").stdout)
     row = next(row for row in listed["rows"] if row["dir"] == str(run))

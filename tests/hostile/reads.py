@@ -4,11 +4,12 @@ For each folder it prints a line of JSON: the folder, and what the part came to.
 command in `cd CKPT && coordinate-eval .`, it works in the folder.
 """
 
+import contextlib
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,17 +94,25 @@ def dry_run(place: Path) -> object:
     return json.loads(done.stdout)["datasets"][0]["items"]
 
 
-def engine(name: str, place: Path) -> object:
-    """A trial's start: the weights are staged, and the engine loads them."""
+@contextlib.contextmanager
+def staged(place: Path) -> Iterator[Path]:
+    """The weights of a checkpoint as trials have them."""
     from coordinate_eval.coordinator.inputs.checkpoints import checkpoint
     from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
-    from coordinate_eval.evaluators.engines.base import start
 
     (memory := place.parent / "memory").mkdir()
     weights = StagedWeights(str(memory), "run", "node")
     with weights.hold():
         weights.copy(checkpoint.inspect(place), lambda _: None)
-        start(name, weights.folder, tensor_parallel=1, max_length=128, args={}).close()
+        yield weights.folder
+
+
+def engine(name: str, place: Path) -> object:
+    """A trial's start: the weights are staged, and the engine loads them."""
+    from coordinate_eval.evaluators.engines.base import start
+
+    with staged(place) as folder:
+        start(name, folder, tensor_parallel=1, max_length=128, args={}).close()
     return "started"
 
 
@@ -130,12 +139,10 @@ PARTS: dict[str, Callable[[Path], object]] = {
     "transformers": lambda place: engine("transformers", place),
     "transformers, uncleaned": lambda place: engine_uncleaned("transformers", place),
     "vllm": lambda place: engine("vllm", place),
-    "vllm, uncleaned": lambda place: engine_uncleaned("vllm", place),
 }
 
 
-def main() -> None:
-    part, *places = sys.argv[1:]
+def main(part: str, *places: str) -> None:
     for place in places:
         os.chdir(place)
         try:
@@ -147,4 +154,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
