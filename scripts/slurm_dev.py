@@ -61,6 +61,8 @@ class Shape:
     `gres` is "typed" where Slurm names the type of its GPUs, or "untyped". `preempt` is what
     happens to preempted jobs: "requeue", "cancel" or "suspend". A suspended job keeps its GPUs and
     memory, so jobs are suspended for their cores alone. `threads` are the CPUs of each core.
+    `first_job` is the number of the first job: programs that make ports of it get others than those
+    of a second cluster.
     """
 
     nodes: int = 4
@@ -69,6 +71,7 @@ class Shape:
     gres: str = "typed"
     preempt: str = "requeue"
     threads: int = 1
+    first_job: int = 1
 
     @property
     def gpu(self) -> str:
@@ -256,6 +259,7 @@ def _configuration(folder: Path, shape: Shape) -> str:
         controller_port=controller_port,
         folder=folder,
         user_signal=user_signal if old else "PreemptParameters=send_user_signal",
+        first_job=shape.first_job,
         preempt="SUSPEND,GANG" if shape.preempt == "suspend" else shape.preempt.upper(),
         nodes="\n".join(nodes),
     )
@@ -336,7 +340,8 @@ def _arguments() -> argparse.Namespace:
         if name == "up":
             for option, value in asdict(Shape()).items():
                 if isinstance(value, int):
-                    command.add_argument(f"--{option}", type=int, default=value)
+                    name = option.replace("_", "-")
+                    command.add_argument(f"--{name}", type=int, default=value)
             command.add_argument("--gres", choices=("typed", "untyped"), default="typed")
             modes = ("requeue", "cancel", "suspend")
             command.add_argument("--preempt", choices=modes, default="requeue")
