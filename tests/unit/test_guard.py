@@ -37,6 +37,14 @@ def test_what_transformers_saves_is_the_architecture(kind: str) -> None:
     assert not guard.compare(described(trainers.weights(kind)), wanted, mapped=True).words()
 
 
+def test_infinite_numbers_of_a_config_are_read_as_transformers_writes_them() -> None:
+    config = {
+        "model_type": "mamba2", "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8,
+        "head_dim": 8, "time_step_limit": [0.0, {"__float__": "Infinity"}],
+    }  # fmt: skip
+    assert guard.architecture(config) is not None
+
+
 def test_what_a_config_was_found_to_have_is_kept(tmp_path: Path) -> None:
     config = {**trainers.CONFIGS["llama"], "model_type": "llama"}
     found = guard.kept_architecture(config, tmp_path)

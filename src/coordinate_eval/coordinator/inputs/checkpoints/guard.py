@@ -97,7 +97,9 @@ def architecture(given: Mapping[str, Any]) -> Architecture | None:
     No code is run but that of transformers.
     """
     kind = given.get("model_type")
-    values = {k: v for k, v in given.items() if k not in _DROPPED and not k.startswith("_")}
+    values = {
+        k: _decoded(v) for k, v in given.items() if k not in _DROPPED and not k.startswith("_")
+    }
     if "quantization_config" in given:
         return None
     try:
@@ -125,6 +127,18 @@ def architecture(given: Mapping[str, Any]) -> Architecture | None:
         ignored=[*ignored, *_further(given)],
         prefix=getattr(model, "base_model_prefix", ""),
     )
+
+
+def _decoded(value: Any) -> Any:  # noqa: ANN401 - a value of JSON
+    """Return a value of a config, with the numbers that JSON has no form for."""
+    match value:
+        case {"__float__": ("Infinity" | "-Infinity" | "NaN") as text}:
+            return float(text)
+        case dict():
+            return {key: _decoded(inner) for key, inner in value.items()}
+        case list():
+            return [_decoded(inner) for inner in value]
+    return value
 
 
 def _further(given: Mapping[str, Any]) -> list[str]:
