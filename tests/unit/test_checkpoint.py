@@ -63,6 +63,19 @@ def test_describes_a_folder(single: Path) -> None:
     assert Checkpoint.model_validate_json(found.line()) == found
 
 
+def test_a_file_that_a_trainer_prints_stands_for_its_folder(
+    single: Path, sharded: Path, tmp_path: Path
+) -> None:
+    assert inspect(single / "model.safetensors") == inspect(single)
+    assert inspect(sharded / "model.safetensors.index.json") == inspect(sharded)
+
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    for file in single.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    assert inspect(snapshot / "model.safetensors").path == str(snapshot)
+
+
 def test_takes_the_shards_of_the_index_and_no_others(sharded: Path) -> None:
     (sharded / "consolidated.safetensors").write_bytes(b"not read")
     (sharded / "optimizer.pt").write_bytes(b"not read")
@@ -171,7 +184,7 @@ def test_says_what_is_missing(single: Path, sharded: Path, tmp_path: Path) -> No
     refused(sharded, "incomplete", "part-w1.safetensors", "1 of 3")
     (sharded / "model.safetensors.index.json").unlink()
     refused(sharded, "written last")
-    refused(single / "model.safetensors", "Give the folder")
+    refused(single / "config.json", "Give its folder")
     (single / "tokenizer.json").unlink()
     refused(single, "no tokenizer", "--tokenizer")
     (single / "config.json").unlink()

@@ -107,8 +107,7 @@ def find_weights(place: Path) -> tuple[list[Path], CheckpointFormat, list[Path]]
     if place.is_file():
         raise UserError(
             words
-            or f"checkpoint {place} is a file, but not a .pt, .pth or .bin file. "
-            "Give the folder for safetensors"
+            or f"checkpoint {place} is a file, but not a .pt, .pth or .bin file. Give its folder"
         )
     words = words or _none(place, names, torch_file.candidates(place, names, parts))
     raise UserError(". ".join(filter(None, (words, unread.below(place, names)))))
@@ -204,8 +203,10 @@ def _where_to_look(place: Path, beside: list[Path], given: Path | None) -> tuple
 
 
 def resolve(path: Path) -> Path:
-    """Return where a checkpoint is, without links."""
+    """Return where a checkpoint is, without links: of safetensors and an index, their folder."""
     try:
+        if path.name.endswith((".safetensors", ".index.json")) and path.is_file():
+            path = path.absolute().parent
         place = path.resolve(strict=True)
     except FileNotFoundError as error:
         if found := _URL.match(str(path)):
