@@ -68,6 +68,8 @@ def run(
         if asked.engine_args is None and asked.engine in (None, engine.name):
             asked = dataclasses.replace(asked, engine_args=engine.args)
         asked = dataclasses.replace(asked, engine=asked.engine or engine.name)
+        if until_decided is None and any(cost.stages for cost in reviewed.datasets):
+            raise UserError(f"plan {plan} was made with --until-decided: give it as there")
     settings, suite = asked.load(settings_file)
     inputs = read_inputs(
         settings,
