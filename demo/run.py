@@ -2,13 +2,15 @@
 
 The training loop is in `train.py`, the text in `corpus.py`. At each save this file does what a
 training loop on a cluster would do: it calls `coordinate-eval run CHECKPOINT`, and later reads
-`results.json`. The tables at the end show what was learned when, what asking cost, and what
-has changed from the last checkpoint but one to the last.
+`results.json`. One more checkpoint is spoilt on purpose, with noise added to its weights. At the
+end there is what was learned when, what asking cost, what has changed between the last two good
+checkpoints, the curves, the alarm that the bad one raises, and the path of a page of all that.
 
     python demo/run.py              this machine
     python demo/run.py --slurm      submits each run to Slurm and trains on meanwhile
 
-Exit status: 0 when every run is complete and every score rose, else 1.
+Exit status: 0 when every run is complete, every score rose, and the bad checkpoint was noticed;
+else 1.
 """
 
 import argparse
@@ -29,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 import corpus
-from train import Settings, train
+from train import Settings, spoil, train
 
 _HERE = Path(__file__).parent
 _METRICS = {
@@ -110,6 +112,16 @@ class Coordinator:
     def compare(self, before: Evaluation, after: Evaluation) -> None:
         """Show what has changed between two checkpoints by more than chance."""
         self._run("compare", str(before.run_dir), str(after.run_dir))
+
+    def show_training(self, checkpoints: Path) -> bool:
+        """Show the curves and alarms of a training, and write its page.
+
+        Return whether an alarm is true of its newest checkpoint.
+        """
+        self._run("history", str(checkpoints), "--curve")
+        status = self._run("alarms", str(checkpoints)).returncode
+        self._run("report", str(checkpoints), "--output", str(self._folder / "report.html"))
+        return status == 1
 
     def wait(self, evaluation: Evaluation) -> None:
         """Return when no job of a submitted run is left."""
@@ -220,13 +232,18 @@ def main() -> int:
         on_step=show_loss,
         on_save=evaluate,
     )
+    good = len(evaluations)
+    bad = Settings().saves[-1] + 100
+    evaluate(bad, spoil(folder / "checkpoints", Settings().saves[-1], bad))
     if given.slurm:
         for evaluation in evaluations:
             coordinator.wait(evaluation)
     _console.print(table(evaluations))
-    wrong = complaints(evaluations)
+    wrong = complaints(evaluations[:good])
     if not wrong:
-        coordinator.compare(*evaluations[-2:])
+        coordinator.compare(*evaluations[good - 2 : good])
+    if not coordinator.show_training(folder / "checkpoints"):
+        wrong.append(f"no alarm is true of step {bad}, whose weights are spoilt")
     for complaint in wrong:
         _console.print(complaint, style="red", markup=False, soft_wrap=True)
     return 1 if wrong else 0

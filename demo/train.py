@@ -71,6 +71,22 @@ def train(
             on_save(step, checkpoint)
 
 
+def spoil(folder: Path, step: int, bad: int) -> Path:
+    """Save a checkpoint again as another step, with noise as large as its weights. Return its path.
+
+    So looks a training that reads a bad batch with too high a learning rate.
+    """
+    good, checkpoint = folder / f"step-{step}", folder / f"step-{bad}"
+    model = LlamaForCausalLM.from_pretrained(good)
+    torch.manual_seed(bad)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.add_(weights.std() * torch.randn_like(weights))
+    model.save_pretrained(checkpoint)
+    PreTrainedTokenizerFast.from_pretrained(good).save_pretrained(checkpoint)
+    return checkpoint
+
+
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     """Learn byte-level BPE from `texts`; each digit is a token of its own."""
     bpe = Tokenizer(models.BPE())
