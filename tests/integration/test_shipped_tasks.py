@@ -357,10 +357,11 @@ def test_several_samples_give_an_unbiased_estimate(tmp_path: Path) -> None:
     assert scores == pytest.approx({"pass@1": 0.5, "pass@2": 5 / 6})
 
 
-def test_every_task_of_the_base_suite_is_there() -> None:
+@pytest.mark.parametrize("name", suite.shipped())
+def test_every_task_of_a_shipped_suite_is_there(name: str) -> None:
     from lm_eval.tasks import TaskManager
 
-    base = suite.load("base")
+    base = suite.load(name)
     index = TaskManager(include_path=base.include_path).task_index
     for dataset in base.datasets:
         if dataset.task is not None:
