@@ -22,6 +22,7 @@ from coordinate_eval.coordinator.run import jobs, measurements
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, LedgerName, whole
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, StageProgress, read_run
+from coordinate_eval.coordinator.supervisor.guarded import Guard
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.coordinator.supervisor.values import Facts
 from coordinate_eval.priors import catalogue
@@ -356,6 +357,13 @@ def _slower(cost: Cost, factor: float) -> Cost:
     return cost.model_copy(update=longer)
 
 
+class _NoGuard(Guard):
+    """Compares no tensors: the process that does it takes real seconds."""
+
+    def start(self) -> None:
+        """Start nothing."""
+
+
 class _Supervisor(Supervisor):
     """A supervisor that sleeps between two polls in one go.
 
@@ -364,13 +372,14 @@ class _Supervisor(Supervisor):
 
     def __init__(self, run: "SimulatedRun", minutes: float) -> None:
         super().__init__(run.dir, run.cluster, minutes=minutes, show=run.decides)
+        self._guard = _NoGuard(run.dir, self._run, self._tell)
         self._simulated = run
         self.looking_seconds = 0.0
         """CPU seconds of the looks that are left out."""
 
     def _wait(self, seconds: float, *, watch: bool) -> None:
         begun = time.thread_time()
-        if watch and self._is_due(building=False):
+        if watch and self._is_due(before_plan=False):
             return
         each, began = time.thread_time() - begun, self._simulated.clock.now
         self._simulated.clock.sleep(seconds, self._simulated.scored if watch else None)

@@ -400,17 +400,21 @@ class Supervisor:
     def _wait(self, seconds: float, *, watch: bool) -> None:
         """Sleep until it is time to hand over or, with `watch`, something is there to be done."""
         end = self._clock.passed() + seconds
-        building = not self._run.planned and not self._is_built()
+        before_plan = not self._run.planned and not self._may_plan()
         while self._clock.passed() < end:
-            if self._handover.asked or (watch and self._is_due(building=building)):
+            if self._handover.asked or (watch and self._is_due(before_plan=before_plan)):
                 return
             self._clock.sleep(min(1.0, max(0.2, self._poll_seconds / 10), self._poll_seconds))
 
-    def _is_due(self, *, building: bool) -> bool:
-        """Return whether everything is scored or, after `building`, everything is built."""
-        if building:
-            return self._is_built()
+    def _is_due(self, *, before_plan: bool) -> bool:
+        """Return whether everything is scored or, `before_plan`, all is there to make it."""
+        if before_plan:
+            return self._may_plan()
         return not unscored_datasets(self._dir, self._run)
+
+    def _may_plan(self) -> bool:
+        """Return whether the tensors are compared, and no requests are left to be built."""
+        return self._guard.is_over() and self._is_built()
 
     def _is_built(self) -> bool:
         """Return whether no requests are left to be built."""
