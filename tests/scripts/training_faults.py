@@ -51,7 +51,7 @@ def run_some(seeds: Sequence[int], folder: Path, end: float) -> list[Row]:
     """Run schedules one after the other on one cluster."""
     rows: list[Row] = []
     first_job = 1 + 100 * seeds[0]  # ranks meet at a port that it tells
-    with cluster_of(nodes=NODES, gpus=0, cpus=4, first_job=first_job) as cluster:
+    with cluster_of(nodes=NODES, gpus=1, cpus=4, first_job=first_job) as cluster:
         for seed in seeds:
             if time.monotonic() > end:
                 break
