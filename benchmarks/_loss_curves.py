@@ -10,9 +10,10 @@ from coordinate_eval.coordinator.training.points import Point
 WRONG = ("explosion", "climb", "jump", "not a number", "slow jump")
 """Kinds that a training has to go back for."""
 
-RIGHT = ("healthy", "spikes", "restart", "new rate")
-"""Kinds that a training goes on from: without anything, with spikes that pass, with steps that are
-repeated after a restart, with a learning rate that rises again."""
+RIGHT = ("healthy", "spikes", "slow spikes", "restart", "new rate")
+"""Kinds that a training goes on from: without anything, with spikes that pass (halved in 2 to 55
+steps, the slow ones in 35 to 700), with steps that are repeated after a restart, with a learning
+rate that rises again."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,9 @@ def _wrong(draw: random.Random, kind: str, steps: int, onset: int | None) -> Ite
         )
         for _ in range(draw.randrange(1, 6) if kind == "spikes" else 0)
     ]
+    if kind == "slow spikes":
+        at = draw.randrange(steps // 3, steps // 2)
+        spikes = [(at, draw.uniform(0.2, 5), draw.randrange(1, 20), 10 ** draw.uniform(1.7, 3))]
     for step in range(1, steps + 1):
         added = 0.0
         for at, high, rise, fall in spikes:

@@ -6,8 +6,8 @@ Simulated curves of so many trainings of each kind. Their scale, noise, tails, s
 steps between two reports (1 to 100, averaged or not) are drawn at random. *Found* is the share
 whose onset is found within 50 steps; *waited* the median of steps from the onset to the decision.
 *False* are decisions before an onset, or on curves without one: healthy ones, with spikes that
-pass, with steps repeated after a restart, with a learning rate that rises again. Nothing was tuned
-on these trainings.
+pass soon or within some thousand steps, with steps repeated after a restart, with a learning rate
+that rises again. Nothing was tuned on these trainings.
 
 `--public DIR` reads logs of healthy trainings, where each decision is false. In 40 logs of 2024
 with a line per step of github.com/KellerJordan/modded-nanogpt (257,734 steps) there was none.

@@ -35,6 +35,11 @@ def follow(points: Sequence[Point]) -> Detector:
     return detector
 
 
+def _is_decided(points: Sequence[Point]) -> bool:
+    found = follow(points).open
+    return found is not None and found.decided is not None
+
+
 def decided(points: Sequence[Point]) -> Spike:
     found = follow(points).open
     assert found is not None and found.decided is not None, found
@@ -69,6 +74,22 @@ def test_a_spike_that_recovers_is_noted_and_is_none() -> None:
     (noted,) = detector.found
     assert abs(noted.onset - 600) <= 3 and noted.decided is None
     assert noted.recovered is not None and 640 < noted.recovered < 800
+
+
+@pytest.mark.parametrize("half", [100, 300])
+def test_a_spike_that_recovers_slowly_is_none(half: int) -> None:
+    points = training(lambda n: 2 * 0.5 ** ((n - 600) / half) * (n >= 600), steps=3000)
+
+    assert [points[: n + 1] for n in range(700, 3000, 100) if _is_decided(points[: n + 1])] == []
+
+
+def test_a_spike_that_begins_before_the_last_is_over_is_none_either() -> None:
+    detector = follow(
+        training(lambda n: sum(2 * math.exp((at - n) / 25) * (n >= at) for at in (600, 640, 680)))
+    )
+
+    assert detector.open is None
+    assert all(spike.decided is None for spike in detector.found)
 
 
 def test_a_jump_that_goes_part_of_the_way_back_and_stays_is_found() -> None:

@@ -4,9 +4,9 @@ A loss is compared with the lowest level of its newest healthy reports. Their sc
 is the noise. A sum of what is too high (CUSUM) opens an episode. The onset is where the rise began,
 and the level before it is kept while the episode is open. Single outliers open none.
 
-An episode closes when the loss is back. It is decided when the loss stays up: for 50 steps and five
-reports at least, without a sign that it falls. A spike falls soon after its peak. Losses that are
-no finite numbers are decided by the second report in a row.
+An episode closes when the loss is back. It is decided when the loss stays where it is for 50 steps,
+or at least does not fall for 100, with five reports, and with a slope too flat for coming back
+within 1,000 steps. Losses that are no finite numbers are decided by the second report in a row.
 """
 
 import itertools
@@ -29,10 +29,10 @@ _OPENS = 12.0  # sum that opens an episode
 _LEAST_RISE = 0.02  # of the level: less is no reason to go back
 _CLEAR = 5.0  # of noise: a rise that opens an episode by two reports in a row
 _LONG, _DECIDE_REPORTS = 50, 5  # steps and reports of an episode before it is decided
-_PARTS = 5  # of an episode, whose levels are compared
-_STAYS = 0.9  # of the highest part's rise: less is falling
-_LEVEL, _FALLEN = 250, 0.25  # steps after which a lower level counts, and how low
-_PATIENCE = 2000  # steps after which also a loss that falls slowly does not recover
+_MOVED = 0.1  # of a rise: less is no sign that it goes on or falls
+_COMES_BACK = 1000  # steps in which a loss that falls has to be back
+_SURE = 2.0  # standard errors of the slope, by which it has to be too flat for that
+_PATIENCE = 2000  # steps after which no loss recovers
 _MOST_EPISODE = 500  # reports of an episode that are kept
 _MOST_FOUND = 50
 _FAR = 50  # steps between two reports, beyond which an onset is put between them
@@ -53,6 +53,8 @@ class Spike(Record):
     kind: Kind = "spike"
     level: float
     """The loss before."""
+    slope: float = 0.0
+    """What the loss gained in a step before; usually below zero."""
     peak: float
     noise: float
     decided: int | None = None
@@ -185,6 +187,9 @@ class Detector:
         self._episode = since
         for _ in since:
             self._healthy.pop()
+        if len(self._healthy) >= _LEAST:
+            slope = _trend(self._healthy, noise)[2]
+            self.open = self.open.model_copy(update={"slope": slope})
         self._total, self._began = 0.0, None
         self._decide()
 
@@ -236,29 +241,69 @@ class Detector:
         spike = self.open
         if spike is None or spike.decided is not None:
             return
-        steps = [step for step, _ in self._episode]
-        if len(steps) < _DECIDE_REPORTS or steps[-1] - max(spike.before, steps[0] - _FAR) < _LONG:
+        for reports, least in zip(_lasting(self._episode, spike), (_LONG, 2 * _LONG), strict=True):
+            if len(reports) < _DECIDE_REPORTS:
+                continue
+            began = spike.before if len(reports) == len(self._episode) else reports[0][0]
+            first, last, slope, error = _trend(reports, spike.noise)
+            rise = last - spike.level
+            comes_back = spike.slope - slope + _SURE * error >= rise / _COMES_BACK
+            lasted = spike.last - max(began, reports[0][0] - _FAR)
+            if rise < max(_LEAST_RISE * abs(spike.level), _DRIFT * spike.noise):
+                continue
+            if spike.last - spike.onset >= _PATIENCE or (lasted >= least and not comes_back):
+                break
+        else:
             return
-        rises = [median(value for _, value in part) - spike.level for part in _parts(self._episode)]
-        high = max(_LEAST_RISE * abs(spike.level), _DRIFT * spike.noise)
-        lasted = spike.last - spike.onset + 1
-        stays = rises[-1] >= _STAYS * max(rises) or (
-            # It has fallen from its peak, and stays where it is.
-            lasted >= _LEVEL and rises[-1] >= max(_STAYS * max(rises[-3:]), _FALLEN * max(rises))
-        )
-        if rises[-1] < high or not (stays or lasted >= _PATIENCE):
-            return
-        kind: Kind = "divergence" if rises[-1] > 1.2 * max(rises[1:-1]) else "plateau"
+        kind: Kind = "divergence" if rise > 1.2 * (first - spike.level) else "plateau"
         if spike.kind != "not a number":
             self.open = spike.model_copy(update={"kind": kind, "decided": spike.last})
         else:
             self.open = spike.model_copy(update={"decided": spike.last})
 
 
-def _parts(episode: Sequence[tuple[int, float]]) -> list[Sequence[tuple[int, float]]]:
-    """Return an episode in parts of as many reports each."""
-    edges = [len(episode) * part // _PARTS for part in range(_PARTS + 1)]
-    return [episode[a:b] for a, b in itertools.pairwise(edges)]
+def _trend(given: Iterable[tuple[int, float]], noise: float) -> tuple[float, float, float, float]:
+    """Return the medians of the first and last third, and the slope between with its error.
+
+    The slope is the loss gained in a step. The standard error of a median is 1.25 times that of a
+    mean, if the noise is normal.
+    """
+    reports = list(given)
+    third = len(reports) // 3
+    (a, first), (b, last) = (
+        (median(step for step, _ in part), median(value for _, value in part))
+        for part in (reports[:third], reports[-third:])
+    )
+    slope = (last - first) / (b - a)
+    off = [abs(value - first - slope * (step - a)) for step, value in reports]
+    noise = max(noise, _SPREAD * median(off))
+    return first, last, slope, 1.25 * noise * math.sqrt(2 / third) / (b - a)
+
+
+def _lasting(
+    episode: Sequence[tuple[int, float]], spike: Spike
+) -> tuple[Sequence[tuple[int, float]], Sequence[tuple[int, float]]]:
+    """Return the newest reports of an episode that stay, and those that at least don't fall.
+
+    A loss has moved when the median of three reports has, by a tenth of its rise and more than
+    noise.
+    """
+    values = [value for _, value in episode]
+    smooth = [median(values[max(0, end - 3) : end]) for end in range(1, len(values) + 1)]
+    noise = spike.noise
+    if len(values) >= _LEAST:
+        moves = [abs(b - a) for a, b in itertools.pairwise(values[-_BLOCK:])]
+        noise = max(noise, _SPREAD * median(moves) / math.sqrt(2))
+    stays = unfallen = 0
+    low = high = top = smooth[0]
+    for n, value in enumerate(smooth):
+        moved = max(_MOVED * (value - spike.level), _CLEAR * noise)
+        low, high, top = min(low, value), max(high, value), max(top, value)
+        if high - low > moved:
+            stays, low, high = n, value, value
+        if top - value > moved:
+            unfallen, top = n, value
+    return episode[stays:], episode[unfallen:]
 
 
 def _level_and_noise(values: Sequence[float]) -> tuple[float, float]:
