@@ -85,7 +85,7 @@ def test_many_records_are_packed_and_read_from_the_pack(tmp_path: Path) -> None:
         measured.keep(str(tmp_path), record(step, a=0.1))
     first = measured.read(str(tmp_path))
     pack = measured.folder(str(tmp_path)) / "pack.jsonl"
-    assert len(pack.read_text().splitlines()) == 70
+    assert len(pack.read_text().splitlines()) == 1 + 70  # below the names of its fields
 
     for file in pack.parent.glob("*.json"):
         file.write_text("")  # nobody looks into it again
@@ -93,6 +93,18 @@ def test_many_records_are_packed_and_read_from_the_pack(tmp_path: Path) -> None:
 
     assert [each.step for each in measured.read(str(tmp_path))[0]] == list(range(71))
     assert first[1] == []
+
+
+def test_a_pack_of_another_version_is_not_read(tmp_path: Path) -> None:
+    """Whoever knows fewer fields packs fewer: a run that stopped early would look complete."""
+    for step in range(70):
+        keep(tmp_path, step, {"a": 0.5}, decided="better")
+    measured.read(str(tmp_path))
+    pack = measured.folder(str(tmp_path)) / "pack.jsonl"
+    fields, *lines = pack.read_text().splitlines(keepends=True)
+    for head in (fields.replace(",decided", ""), ""):
+        pack.write_text("".join([head, *(line.replace("better", "") for line in lines)]))
+        assert {each.decided for each in measured.read(str(tmp_path))[0]} == {"better"}
 
 
 def record(step: int, *, asked: str = "x", suite: str = "s", **scores: float) -> Measured:
@@ -243,9 +255,17 @@ def test_what_is_packed_is_read_as_it_was_written(tmp_path: Path) -> None:
     first, problems = measured.read(str(tmp_path))
     pack = measured.folder(str(tmp_path)) / "pack.jsonl"
     packed = pack.read_text().splitlines(keepends=True)
-    name, _, line = packed[0].partition("\t")
-    shorter = json.dumps({**json.loads(line), "scores": {"a": [0.1, 0.2]}})
-    pack.write_text("".join([f"{name}\t{shorter}\n", packed[1][:50] + "\n", *packed[2:]]))
+    name, _, line = packed[1].partition("\t")
+    odd_ones = [
+        json.dumps({**json.loads(line), "scores": {"a": [0.1, 0.2]}}),
+        json.dumps({**json.loads(line), "created": "x"}),
+        line.replace("measured@1", "measured@2"),
+        "null",
+        "[1]",
+        "{}",
+    ]
+    lines = [f"{name}\t{odd}\n" for odd in odd_ones]
+    pack.write_text("".join([packed[0], *lines, packed[2][:50] + "\n", *packed[3:]]))
 
     again, no_problems = measured.read(str(tmp_path))
 

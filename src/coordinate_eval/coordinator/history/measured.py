@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
-from pydantic_core import from_json
 
 from coordinate_eval import __version__, _files
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of, training_of
@@ -43,8 +42,6 @@ NOT_ASKED = {"name", "group", "items", "prior", "splittable", "chance"}
 
 _OF_JUDGE = ("model", "revision", "rubric", "rubric_digest")
 _PACK = "pack.jsonl"
-_NO_NUMBERS = (b'"NaN"', b'Infinity"')
-"""What records have in place of a number that is none."""
 _WORTH_PACKING = 64  # files that are read one by one, each a round trip to the file server
 
 
@@ -285,10 +282,13 @@ def _unpacked(home: Path) -> dict[str, Measured]:
     """Return the files in the pack that can be read, by name."""
     found: dict[str, Measured] = {}
     with contextlib.suppress(CoordinateError, OSError), _without_collections():
-        for line in _files.lines(home / _PACK):
+        lines = _files.lines(home / _PACK)
+        if next(lines, b"").decode(errors="replace") != _pack_head():
+            return {}
+        for line in lines:
             name, _, content = line.partition(b"\t")
-            with contextlib.suppress(ValidationError, ValueError, TypeError, LookupError):
-                found[name.decode()] = _known(content)
+            with contextlib.suppress(ValidationError, ValueError):  # torn
+                found[name.decode()] = _parsed(content)
     return found
 
 
@@ -303,19 +303,12 @@ def _without_collections() -> Iterator[None]:
         gc.enable()
 
 
-def _known(content: bytes) -> Measured:
-    """Return a record that was valid when it was packed, without checking each of its numbers."""
-    if any(mark in content for mark in _NO_NUMBERS):
-        return _parsed(content)
-    plain = from_json(content)
-    scores = {name: (*score,) for name, score in plain.get("scores", {}).items()}
-    if any(len(score) != len(Score._fields) for score in scores.values()):
-        raise ValueError("its scores have other fields")
-    own = {name: Aggregate(**each) for name, each in plain.get("aggregates", {}).items()}
-    return Measured.model_construct(**{**plain, "scores": scores, "aggregates": own})
+def _pack_head() -> str:
+    """Return the first line of the pack. One of another version may lack what records have."""
+    return f"{','.join(Measured.model_fields)}\n"
 
 
 def _pack(home: Path, found: Mapping[str, Measured]) -> None:
     with contextlib.suppress(CoordinateError, OSError):
         text = "".join(f"{name}\t{each.line()}" for name, each in found.items())
-        _files.write(home / _PACK, text)
+        _files.write(home / _PACK, _pack_head() + text)
