@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,13 +158,23 @@ def test_two_at_a_time_tell_once(team: Team) -> None:
     assert team.told == [("collapse", 3)]
 
 
-def test_the_turn_of_one_that_was_killed_long_ago_is_taken_over(team: Team) -> None:
+@pytest.mark.parametrize("left", ["12345.0 token\n", "", "torn"])
+def test_the_turn_of_one_that_was_killed_is_taken_over_at_once(team: Team, left: str) -> None:
     team.measures(0.5, 0.5, 0.1)
     team.tell(on_alarm=["false"])
     (path,) = measured.folder(str(team.home)).glob("alarms-*.json")
-    path.with_suffix(".turn").write_text("12345.0 token\n")
-    assert tell_alarms(team.settings(), "/ckpts", patience=5) == []
+    path.with_suffix(".turn").write_text(left)
+    assert team.tell() == []
     assert team.told == [("collapse", 3)]
+
+
+def test_the_turn_of_one_that_tells_now_is_left_to_it(team: Team) -> None:
+    team.measures(0.5, 0.5, 0.1)
+    team.tell(on_alarm=["false"])
+    (path,) = measured.folder(str(team.home)).glob("alarms-*.json")
+    path.with_suffix(".turn").write_text(f"{time.time()} token\n")
+    assert team.tell() == []
+    assert team.told == []
 
 
 def test_a_torn_note_hurts_nobody(team: Team) -> None:

@@ -194,15 +194,26 @@ def _turn(path: Path, patience: float) -> Iterator[bool]:
     _files.own_folder(path.parent)
     text = f"{time.time()} {_files.token()}\n"
     give_up = time.monotonic() + patience
-    while not (mine := _files.create(path, text)) and time.monotonic() < give_up:
-        with contextlib.suppress(CoordinateError, OSError, ValueError):
-            since = float(_files.read(path).split()[0])
-            if abs(time.time() - since) > TURN_SECONDS:  # whoever had it was killed
-                path.unlink(missing_ok=True)
-                continue
-        time.sleep(1)
+    while not (mine := _files.create(path, text)):
+        if _is_over(path):
+            path.unlink(missing_ok=True)
+        elif time.monotonic() < give_up:
+            time.sleep(1)
+        else:
+            break
     try:
         yield mine
     finally:
         if mine:
             path.unlink(missing_ok=True)
+
+
+def _is_over(turn: Path) -> bool:
+    """Return whether whoever had a turn was killed. A turn appears whole, so a torn one is old."""
+    try:
+        since = float(_files.read(turn).partition(b" ")[0])
+    except ValueError:
+        return True
+    except FileNotFoundError:
+        return False
+    return not abs(time.time() - since) <= TURN_SECONDS
