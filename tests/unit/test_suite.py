@@ -118,6 +118,11 @@ def test_include_path_is_relative_to_the_file(tmp_path: Path) -> None:
         ("datasets: [a]\naggregates:\n  m: {of: []}\n", 3, "aggregate m names no dataset"),
         ("datasets: [a]\naggregates:\n  m: {}\n", 3, "of must be a list of datasets"),
         ("datasets: [a]\naggregates:\n  m: {of: {a: 0}}\n", 3, "weight of a is 0; give a number"),
+        (
+            f"datasets: [a]\naggregates:\n  m: {{of: {{a: 1{'0' * 400}}}}}\n",
+            3,
+            "weight of a is too large",
+        ),
         ("datasets: [a]\naggregates:\n  m:\n    of:\n      a: -2\n", 5, "weight of a is -2"),
         ("datasets: [a]\naggregates:\n  m: {of: {a: .nan}}\n", 3, "weight of a is nan"),
         ("datasets: [a]\naggregates:\n  m: {of: {a: much}}\n", 3, "must be a number"),
@@ -447,3 +452,19 @@ def test_a_suite_may_change_an_aggregate_that_it_inherits(tmp_path: Path) -> Non
     (tmp_path / "two.yaml").write_text("extends: one.yaml\naggregates: {m: {of: [b]}}")
     found = suite.load(str(tmp_path / "two.yaml")).aggregates
     assert {name: list(each.factors) for name, each in found.items()} == {"m": ["b"], "n": ["a"]}
+
+
+def test_inherited_aggregates_go_with_the_datasets_that_they_name(tmp_path: Path) -> None:
+    (tmp_path / "parent.yaml").write_text(
+        "datasets: [{name: a, task: t, group: g}, {name: b, task: t}, {name: c, task: t}]\n"
+        "aggregates: {x: {of: [g]}, y: {of: [b, x]}, z: {of: ['[bc]']}}\n"
+    )
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: parent.yaml\nskip: [a, b]\naggregates: {w: {of: [z]}}\n")
+    assert {name: each.factors for name, each in suite.load(str(mine)).aggregates.items()} == {
+        "z": {"c": 1.0},
+        "w": {"c": 1.0},
+    }
+    mine.write_text("extends: parent.yaml\nskip: [a]\naggregates: {w: {of: [x]}}\n")
+    with pytest.raises(UserError, match=r"aggregate x: there is no dataset, group or .* 'g'"):
+        suite.load(str(mine))

@@ -12,20 +12,33 @@ from coordinate_eval.coordinator.inputs.suites.located_yaml import (
     wrong,
 )
 from coordinate_eval.coordinator.inputs.suites.suite_yaml import FILE_NAME, matching, unknown
+from coordinate_eval.errors import UserError
 from coordinate_eval.records import Aggregate, Dataset
 
 _KEYS = {"of", "normalized"}
 _MOST_DEPTH = 20
 
 
-def resolve(given: Located, datasets: Sequence[Dataset]) -> dict[str, Aggregate]:
+class _NamesNothing(UserError):
+    """A member of an aggregate is not there."""
+
+
+def resolve(given: Located, datasets: Sequence[Dataset], where: str) -> dict[str, Aggregate]:
     """Return the aggregates that a suite defines.
+
+    An inherited one goes with the datasets that it names: it is left out if the suite skips all
+    that one of its members stands for.
+
+    Args:
+        given: the aggregates of the suite and of those that it extends.
+        datasets: of the suite.
+        where: the suite's file.
 
     Raises:
         UserError: One is malformed, names nothing that is there, or is a part of itself; names file
             and line.
     """
-    return _Resolver(given, datasets).every()
+    return _Resolver(given, datasets).every(where)
 
 
 class _Resolver:
@@ -39,7 +52,7 @@ class _Resolver:
         self._known: dict[str, Aggregate] = {}
         self._open: list[str] = []
 
-    def every(self) -> dict[str, Aggregate]:
+    def every(self, where: str) -> dict[str, Aggregate]:
         for name in self._given:
             place = self._given.at(name)
             if not FILE_NAME.fullmatch(name):
@@ -49,7 +62,15 @@ class _Resolver:
             taken = {**dict.fromkeys(self._datasets, "a dataset"), "mean": "the mean of everything"}
             if what := ({**dict.fromkeys(self._groups, "a group"), **taken}).get(name):
                 raise wrong(place, f"aggregate {name}: {what} has this name")
-        return {name: self._of(name, self._given.at(name)) for name in self._given}
+        for name in self._given:
+            place = self._given.at(name)
+            try:
+                self._of(name, place)
+            except _NamesNothing:
+                if place.where == where:
+                    raise
+                self._open.clear()
+        return self._known
 
     def _of(self, name: str, place: Place) -> Aggregate:
         if name in self._known:
@@ -93,7 +114,7 @@ class _Resolver:
         if not found:
             known = [*self._datasets, *self._groups, *self._given]
             said = unknown("dataset, group or aggregate", member, known)
-            raise wrong(place, f"aggregate {name}: {said}")
+            raise _NamesNothing(str(wrong(place, f"aggregate {name}: {said}")))
         factors, offset = {}, 0.0
         for dataset in found:
             chance = (self._datasets[dataset].chance or 0.0) if normalized else 0.0
@@ -117,9 +138,10 @@ def _weights(name: str, entry: Located) -> Mapping[str, tuple[float, Place]]:
             if isinstance(weight, bool) or not isinstance(weight, int | float):
                 raise wrong(place, f"aggregate {name}: the weight of {member} must be a number")
             if not 0 < weight <= 1e9:
+                shown = f"{weight:.9g}" if abs(weight) < 1e9 or weight != weight else "too large"
                 raise wrong(
                     place,
-                    f"aggregate {name}: the weight of {member} is {weight:.9g}; give a number "
+                    f"aggregate {name}: the weight of {member} is {shown}; give a number "
                     "above 0, or leave it out",
                 )
             found[member] = (float(weight), place)

@@ -271,7 +271,7 @@ def _made(source: Source) -> Suite:
         digest=_digest(merged.include_path, datasets),
         include_path=merged.include_path,
         datasets=datasets,
-        aggregates=aggregates.resolve(merged.aggregates, datasets),
+        aggregates=aggregates.resolve(merged.aggregates, datasets, source.where),
     )
 
 
