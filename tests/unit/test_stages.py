@@ -1,6 +1,7 @@
 """Stages of a dataset, and their end: every item is asked once, whatever is withdrawn meanwhile."""
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,21 @@ from tests.run_dirs import write_requests
 from coordinate_eval import _files
 from coordinate_eval.coordinator.planning.dealing.packing import Piece, deal, in_stages, stage_of
 from coordinate_eval.coordinator.planning.plan import Cost
+from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
-from coordinate_eval.coordinator.run.claiming.decided import Compared, look_span, stopped
+from coordinate_eval.coordinator.run.claiming.decided import (
+    Compared,
+    PartScores,
+    look_span,
+    stopped,
+)
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.claiming.work import claimable, given_up
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.workers.open_shards import read_requests
 from coordinate_eval.records import (
+    Dataset,
+    DatasetResults,
     ItemRequests,
     Request,
     RequestKind,
@@ -179,3 +188,39 @@ def test_looks_are_scored_as_stages_end_and_compared_when_all_are_there(tmp_path
     _files.write(run_dir.dataset_error("b"), "")
     assert given_up(run_dir) == {"b"}
     assert can_be_scored() == {"comparisons": [whole("1")]}
+
+
+def test_comparisons_are_made_one_after_another(tmp_path: Path) -> None:
+    run_dir, shards = _staged(tmp_path, [10, 20, 40], 1)
+    run = make_run(shards=shards, stages={"a": [10, 20, 40]}, against="/p", asks=[])
+    for shard in shards[:2]:
+        _files.write(run_dir.published("outputs", shard.span), "")
+        _files.write(run_dir.published("looks", Span("a", 0, shard.stop)), "")
+    _files.write(run_dir.dataset_results("b"), "{}")
+    for number in ("1", "2"):
+        assert claimable(run_dir, run, Pullers.SCORE)["comparisons"] == [whole(number)]
+        _files.write(run_dir.comparison(int(number)), "{}")
+    assert claimable(run_dir, run, Pullers.SCORE)["comparisons"] == []
+
+
+def test_parts_never_look_complete_when_their_decision_is_taken_back_meanwhile(
+    tmp_path: Path,
+) -> None:
+    run_dir, shards = _staged(tmp_path, [10, 40], 1)
+    run = make_run(shards=shards, stages={"a": [10, 40], "b": [10, 40]}, against="/p", asks=[])
+    found = Compared(number=1, previous="p", verdict="better", items={"a": 10, "b": 10})
+    _files.write_record(run_dir.decided, found)
+    for name in ("a", "b"):
+        results = DatasetResults(dataset=name, items=10, harness="0", results={name: {"acc": 1.0}})
+        part = PartScores(results=results).line()
+        _files.write(run_dir.published("looks", Span(name, 0, 10)), part)
+
+    class Datasets(list[Dataset]):
+        def __iter__(self) -> Iterator[Dataset]:
+            yield from super().__iter__()
+            run_dir.full.touch()  # as soon as all are read
+
+    suite = run.suite.model_copy(update={"datasets": Datasets(run.suite.datasets)})
+    told = collect_results(run_dir, run.model_copy(update={"suite": suite}))
+    assert not told["complete"]
+    assert told["stopped"].keys() == {"a", "b"}

@@ -155,8 +155,11 @@ def _compared(run_dir: RunDir, run: Run, number: int) -> Compared:
             "information": _information(in_mean(asked)),
         }
     )
-    earlier = [_files.read_record(run_dir.comparison(n), Compared) for n in range(1, number)]
-    shares = [each.information for each in earlier if each.information] + [about.information]
+    # All items may be there before somebody has made the last comparison of a part.
+    read = _files.read_record_if_there
+    earlier = [read(run_dir.comparison(n), Compared) for n in range(1, number)]
+    shares = [each.information for each in earlier if each is not None and each.information]
+    shares.append(about.information)
     told = sequential.look(mean.difference, mean.stderr, sequential.deviations(mean.p), shares)
     verdict: Verdict = "better" if mean.difference > 0 else "worse"
     if told.decision != "different":

@@ -14,7 +14,6 @@ from coordinate_eval.coordinator.report.main_metric import Score, main_score, me
 from coordinate_eval.coordinator.report.missing import build_errors, reasons, why_missing
 from coordinate_eval.coordinator.run.claiming.decided import (
     Compared,
-    PartScores,
     last_compared,
     read_part,
     stopped,
@@ -96,11 +95,14 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
 
     `reason` is why the run ended, where it ended before all of them were.
     """
-    scored = {}
+    scored, used = {}, {}
     for dataset in run.suite.datasets:
-        found = read_dataset(run_dir, dataset.name)
+        # A decision may come, or be taken back, at any time: each dataset is looked at once.
+        found, items = _read_used(run_dir, dataset.name)
         if found is not None:
             scored[dataset.name] = found
+        if found is not None and items is not None:
+            used[dataset.name] = items
     missing = {
         d.name: why_missing(run_dir, run, d.name)
         for d in run.suite.datasets
@@ -109,7 +111,6 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
     mains = {name: main_score(found) for name, found in scored.items()}
     known = {name: main for name, main in mains.items() if main is not None}
     aggregates = aggregate_scores(run.suite.aggregates, known)
-    used = stopped(run_dir)
     compared = last_compared(run_dir, run)
     merged: dict[str, dict[str, Any]] = {part: {} for part in _TABLES}
     for found in with_distinct_names(list(scored.values())):
@@ -261,22 +262,25 @@ def _rescored(run: Run, scored: Mapping[str, DatasetResults]) -> dict[str, Any] 
 
 def read_dataset(run_dir: RunDir, dataset: str) -> DatasetResults | None:
     """Return the results of a dataset, of the items that are used; None if it has none yet."""
+    return _read_used(run_dir, dataset)[0]
+
+
+def _read_used(run_dir: RunDir, dataset: str) -> tuple[DatasetResults | None, int | None]:
+    """Return the results of a dataset, and how many items they are of; None for all of them."""
     whole = _files.read_record_if_there(run_dir.dataset_results(dataset), DatasetResults)
-    part = _stopped_part(run_dir, dataset) if whole is None else None
-    return part.results if part is not None else whole
+    used = stopped(run_dir).get(dataset) if whole is None else None
+    if used is None:
+        return whole, None
+    part = read_part(run_dir, Span(dataset, 0, used))
+    return (part.results if part is not None else None), used
 
 
 def read_items(run_dir: RunDir, dataset: str) -> DatasetItems | None:
     """Return the scores of the items that the results of a dataset are of, if there are any."""
     whole = _files.read_record_if_there(run_dir.items(dataset), DatasetItems)
-    part = _stopped_part(run_dir, dataset) if whole is None else None
+    used = stopped(run_dir).get(dataset) if whole is None else None
+    part = read_part(run_dir, Span(dataset, 0, used)) if used is not None else None
     return part.items if part is not None else whole
-
-
-def _stopped_part(run_dir: RunDir, dataset: str) -> PartScores | None:
-    """Return the scores of a dataset that was stopped early, None of another one."""
-    used = stopped(run_dir).get(dataset)
-    return None if used is None else read_part(run_dir, Span(dataset, 0, used))
 
 
 def read_results(run_dir: RunDir) -> dict[str, Any] | None:

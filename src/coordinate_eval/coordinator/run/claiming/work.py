@@ -129,20 +129,20 @@ def _scorable(run_dir: RunDir, run: Run) -> dict[LedgerName, list[Span]]:
 
 
 def _comparable(run_dir: RunDir, run: Run, unscored: Set[str]) -> list[Span]:
-    """Return the comparisons for which the scores of all datasets are there.
+    """Return the next comparison, if the scores of all datasets are there for it.
 
-    Nobody waits for a dataset that a judge rates, or that cannot be scored.
+    Its bound depends on the comparisons before it, so no two are made at once. Nobody waits for a
+    dataset that a judge rates, or that cannot be scored.
     """
     waiting = set(Ledger(run_dir, "looks").unpublished(all_spans(run, "looks")))
     lost = given_up(run_dir)
     names = [d.name for d in run.suite.datasets if d.rubric is None and d.name not in lost]
-    found = []
-    for comparison in all_spans(run, "comparisons"):
+    following = Ledger(run_dir, "comparisons").unpublished(all_spans(run, "comparisons"))[:1]
+    for comparison in following:
         looks = {name: look_span(run, name, int(comparison.dataset)) for name in names}
         if any((look in waiting) if look else (n in unscored) for n, look in looks.items()):
-            break
-        found.append(comparison)
-    return found
+            return []
+    return following
 
 
 def _asking_shards(run: Run) -> list[Shard]:
