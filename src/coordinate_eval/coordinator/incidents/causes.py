@@ -17,7 +17,7 @@ import platformdirs
 
 from coordinate_eval import _files, _format, _owner
 from coordinate_eval.clusters.protocol import End
-from coordinate_eval.coordinator.incidents.incident import OF_KILL, Incident, write_incident
+from coordinate_eval.coordinator.incidents.incident import Incident, write_incident
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.logs import MOST_LOG_BYTES
@@ -128,7 +128,10 @@ def open_log(name: str) -> BinaryIO:
 _NO_MEMORY = "out of memory"
 """Words of an engine whose error was raised in a process of its own."""
 
-_MEMORY = frozenset({"Out of Memory Error", *OF_KILL})
+_KILLED = "Out of Memory"
+"""The reason of whatever was killed: by the system for its memory, or by somebody else."""
+
+_MEMORY = frozenset({"Out of Memory Error", _KILLED})
 """Reasons that an engine that computes less at once may survive."""
 
 _OF_ITEMS = frozenset({"CUDA Error"})
@@ -167,8 +170,8 @@ class TrialErrors:
         if cause not in ("engine start", "other") or not isinstance(error, EngineError):
             return Failure(cause)
         found = self._diagnose(error)
-        if found is not None and found.reason in _MEMORY and found.then != "stop":
-            return Failure("out of memory", killed=found.reason in OF_KILL)
+        if found is not None and found.reason in _MEMORY and found.then == "load":
+            return Failure("out of memory", killed=found.reason == _KILLED)
         of_node = found is not None and found.category == "infrastructure" and found.then == "node"
         if engine_started and of_node and found is not None and found.reason not in _OF_ITEMS:
             return Failure("node", in_doubt=True)

@@ -29,9 +29,6 @@ _OF_INPUT = frozenset(
 )
 """Reasons that no node brings about, if every job would meet them."""
 
-OF_KILL = frozenset({"Out of Memory", "Killed"})
-"""Reasons of what was killed: by the system for its memory, or for a cause that is not known."""
-
 _SAID = {
     "engine start": "an engine did not start",
     "out of memory": "an engine ran out of memory",

@@ -18,7 +18,6 @@ from coordinate_eval import _files
 from coordinate_eval._engines import kind_of
 from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.incidents.incident import (
-    OF_KILL,
     Incident,
     keeper_id,
     read_incidents,
@@ -171,7 +170,7 @@ def recurring(latest: Sequence[Incident], known: Sequence[Incident]) -> Recurrin
 
 def _what(incident: Incident) -> str | None:
     """Return what every other job would meet, so that equal ones are equal; None if nothing."""
-    starved = isinstance(incident.kind, Pullers) and incident.reason in OF_KILL
+    starved = isinstance(incident.kind, Pullers) and incident.reason == "Out of Memory"
     if incident.stops or (starved and incident.before_work):
         return incident.reason
     if incident.said in ("input", "engine start"):

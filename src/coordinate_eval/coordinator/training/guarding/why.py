@@ -26,6 +26,14 @@ MOST_BYTES = 128 << 20
 LEAST_LOG_BYTES = 64 << 10
 """Read of one of very many logs."""
 
+_KILLED = frozenset({"killed", "killed-state", "step-killed", "worker-killed"})
+"""Rules that find a SIGKILL where neither Slurm nor the kernel says that memory was used up."""
+
+_KILLED_CURE = (
+    "somebody, or the node, sent SIGKILL, and no log says why: if memory was used up, the node's "
+    "kernel log says so (dmesg), and the job needs more (--mem)"
+)
+
 _ENDS = {
     End.NODE_FAILED: What.NODE_FAILED,
     End.OUT_OF_MEMORY: What.OUT_OF_MEMORY,
@@ -89,6 +97,8 @@ def cause_of(
     update: dict[str, object] = {"line": brief(found.line.strip(), MOST_LINE)}
     if found.number:
         update["number"] = _numbered(found.number, found.log, starts.get(found.log, 0))
+    if found.rule in _KILLED:
+        update |= {"reason": "Killed", "category": "unknown", "then": "node", "cure": _KILLED_CURE}
     return found.model_copy(update=update)
 
 
