@@ -101,6 +101,30 @@ def test_few_runs_find_the_newest_checkpoint_before_the_fall(tmp_path: Path, bad
     assert sum("cancel" in each for each in site.commands) == len(site.evaluated)
 
 
+def test_one_low_score_between_healthy_ones_is_no_fall(tmp_path: Path) -> None:
+    site = Site(tmp_path / "guard", lambda step: 0.35 if step == 900 else 0.5)
+    assert site.end().onset is None
+    assert sorted(site.evaluated) == [100, 900, 1600]
+
+
+def test_a_guard_that_leaves_lets_its_runs_be_cancelled(tmp_path: Path) -> None:
+    site = Site(tmp_path / "guard", lambda step: -1.0)
+    cancelled = tmp_path / "cancelled"
+    write = f"import time; time.sleep(0.1); open({str(cancelled)!r}, 'a').write('x')"
+
+    def start(argv: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
+        if "cancel" in argv:
+            return subprocess.Popen([sys.executable, "-c", write])
+        return site.start(argv, log)
+
+    saves = [Save(step, Path(f"/c/step-{step}"), None) for step in STEPS]
+    signals = FirstSignals(site.dir, site.guarded, start)
+    assert signals.compare(1, saves, 0.0) is None
+    assert signals.compare(1, saves, 10_000.0) is not None
+    signals.close()
+    assert cancelled.read_text() == "xxx"
+
+
 def test_what_is_known_of_the_scores_needs_no_run(tmp_path: Path) -> None:
     site = Site(tmp_path / "guard", lambda step: 0.5)
     assert site.end({1600: "healthy"}).onset is None

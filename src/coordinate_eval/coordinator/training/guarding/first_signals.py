@@ -5,6 +5,7 @@ checkpoints come first: the newest, the oldest and the one between. If the newes
 further run halves what is not known. Whatever a run does, the training waits for a limited time.
 """
 
+import contextlib
 import functools
 import json
 import math
@@ -27,6 +28,9 @@ from coordinate_eval.coordinator.training.guarding.attempts import Evaluated, Gu
 MOST_SECONDS = 900.0
 """Time for all first signals before a rollback. What is known by then counts."""
 
+CANCEL_SECONDS = 60.0
+"""Time for which a guard that leaves waits until its runs are cancelled."""
+
 _SURE = 3.0  # standard errors, over all datasets together, from which on scores have fallen
 _COLLAPSED = 5.0  # standard errors of a dataset whose score has halved
 
@@ -47,6 +51,7 @@ class FirstSignals:
         # Tasks may look for data at relative paths: from where the guard was begun.
         self._start = start or functools.partial(_start, guarded.folder)
         self._children: dict[Path, subprocess.Popen[bytes]] = {}
+        self._cancels: list[subprocess.Popen[bytes]] = []
 
     def compare(self, number: int, saves: Sequence[Save], now: float) -> Evaluated | None:
         """Return from which checkpoint on the scores have fallen; None while runs go on.
@@ -79,7 +84,16 @@ class FirstSignals:
         return _over(judged, signals, refused, late=bool(waits))
 
     def close(self) -> None:
-        """End submissions that go on. Runs that have begun come to their end by themselves."""
+        """End submissions that go on, and let cancellations end.
+
+        Runs that have begun come to their end by themselves.
+        """
+        self._end_submissions()
+        for cancel in self._cancels:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                cancel.wait(CANCEL_SECONDS / len(self._cancels))
+
+    def _end_submissions(self) -> None:
         for child in self._children.values():
             if child.poll() is None:
                 child.kill()
@@ -121,12 +135,12 @@ class FirstSignals:
         return brief(str(reason or "it ended without a signal"))
 
     def _end(self, runs: Sequence[Path]) -> None:
-        """Cancel what goes on. Nobody waits for that."""
-        self.close()
+        """Cancel what goes on. The training does not wait for that."""
+        self._end_submissions()
         for run in runs:
             if RunDir(run).run.exists() and not RunDir(run).results.exists():
                 argv = jobs.program(self._guarded.python)
-                self._children[run] = self._start([*argv, "cancel", str(run)], self._log(run))
+                self._cancels.append(self._start([*argv, "cancel", str(run)], self._log(run)))
 
 
 def read_signal(run: Path) -> dict[str, Main] | None:
@@ -139,7 +153,10 @@ def read_signal(run: Path) -> dict[str, Main] | None:
 
 
 def judge(saves: Sequence[Save], signals: Mapping[int, Mapping[str, Main]]) -> list[Save]:
-    """Return checkpoints with what first signals say: each is compared with all older ones."""
+    """Return checkpoints with what first signals say: each is compared with all older ones.
+
+    Scores fall once. Where those of a later checkpoint are healthy, a lower one was noise.
+    """
     healthy: list[Mapping[str, Main]] = []
     found = []
     for each in saves:
@@ -151,7 +168,9 @@ def judge(saves: Sequence[Save], signals: Mapping[int, Mapping[str, Main]]) -> l
             found.append(each if each.scores == "fallen" else replace(each, scores="healthy"))
         else:
             found.append(each)
-    return found
+    last = max((e.step for e in found if e.scores == "healthy" and e.step in signals), default=-1)
+    noisy = {e.step for e in saves if e.scores != "fallen" and e.step in signals and e.step < last}
+    return [replace(each, scores="healthy") if each.step in noisy else each for each in found]
 
 
 def is_worse(now: Mapping[str, Main], older: Mapping[str, Main]) -> bool:
