@@ -33,7 +33,10 @@ from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
-from coordinate_eval.coordinator.planning.plan_run import first_round, with_plan
+from coordinate_eval.coordinator.planning.plan_run import (
+    first_round,
+    with_plan,
+)
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers

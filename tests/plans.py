@@ -7,6 +7,7 @@ from coordinate_eval.clusters.protocol import Busy, Node, ShownJob
 from coordinate_eval.coordinator.display.summary import Review, review
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import planner
+from coordinate_eval.coordinator.planning.offer import Offer
 from coordinate_eval.coordinator.planning.plan import (
     Capacity,
     Cost,
@@ -15,7 +16,7 @@ from coordinate_eval.coordinator.planning.plan import (
     PlanEngine,
     PlanSuite,
 )
-from coordinate_eval.coordinator.planning.plan_run import Offer, PlannedRun
+from coordinate_eval.coordinator.planning.plan_run import PlannedRun
 from coordinate_eval.coordinator.planning.reviewed_plan import sealed
 from coordinate_eval.coordinator.run.records import Round, Run
 from coordinate_eval.priors.predict import Priors

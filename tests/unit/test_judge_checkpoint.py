@@ -24,7 +24,10 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.judge_plan import judge_of, nodes_of_judge, plan_judge
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.plan import JudgeWork
-from coordinate_eval.coordinator.planning.plan_run import nodes_for, plan_run
+from coordinate_eval.coordinator.planning.plan_run import (
+    nodes_for,
+    plan_run,
+)
 from coordinate_eval.coordinator.supervisor.placing import write_plan
 from coordinate_eval.coordinator.supervisor.placing.write_plan import NothingFree
 from coordinate_eval.errors import UserError

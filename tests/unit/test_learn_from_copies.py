@@ -11,7 +11,11 @@ from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Node
 from coordinate_eval.coordinator.inputs.layers import Layer, resolve
 from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
-from coordinate_eval.coordinator.planning.plan_run import nodes_for, offer_of_cluster, plan_run
+from coordinate_eval.coordinator.planning.offer import offer_of_cluster
+from coordinate_eval.coordinator.planning.plan_run import (
+    nodes_for,
+    plan_run,
+)
 from coordinate_eval.coordinator.run import measurements
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (

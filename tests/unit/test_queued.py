@@ -16,8 +16,9 @@ from coordinate_eval.clusters.protocol import Busy, Hold, Node, State, Waits
 from coordinate_eval.coordinator.cli.launch.dry_run import show_plan
 from coordinate_eval.coordinator.cli.launch.run import start_run
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.planning.offer import offer_of_cluster
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
-from coordinate_eval.coordinator.planning.plan_run import offer_of_cluster, queued_nodes
+from coordinate_eval.coordinator.planning.plan_run import queued_nodes
 from coordinate_eval.coordinator.prompts.request_cache import link_found
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, read_run

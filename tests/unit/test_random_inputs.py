@@ -24,9 +24,9 @@ from coordinate_eval.coordinator.inputs.checkpoints import checkpoint
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file, torch_file
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.planning import planner, reviewed_plan
+from coordinate_eval.coordinator.planning.offer import offer_of_file
 from coordinate_eval.coordinator.planning.places.degree import tensor_parallel
 from coordinate_eval.coordinator.planning.plan import PlanEngine, PlanSuite
-from coordinate_eval.coordinator.planning.plan_run import offer_of_file
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.priors import gpus
 from coordinate_eval.priors.conditions import model_of

@@ -32,7 +32,8 @@ from coordinate_eval.coordinator.display.summary import (
     summary,
     what_if_table,
 )
-from coordinate_eval.coordinator.planning.plan_run import Offer, PlannedRun
+from coordinate_eval.coordinator.planning.offer import Offer
+from coordinate_eval.coordinator.planning.plan_run import PlannedRun
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming import pullers
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers

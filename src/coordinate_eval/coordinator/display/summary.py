@@ -10,8 +10,9 @@ from coordinate_eval._format import duration, plain, plural, size
 from coordinate_eval.clusters.protocol import ShownJob
 from coordinate_eval.coordinator.planning.context import Need
 from coordinate_eval.coordinator.planning.judge_plan import EXCHANGE_TOKENS, questions_to_judge
+from coordinate_eval.coordinator.planning.offer import Offer
 from coordinate_eval.coordinator.planning.plan import Cost, Plan, PlanCheckpoint
-from coordinate_eval.coordinator.planning.plan_run import Offer, PlannedRun
+from coordinate_eval.coordinator.planning.plan_run import PlannedRun
 from coordinate_eval.coordinator.planning.simulate import Timeline, TrialBar, simulate
 from coordinate_eval.coordinator.run.records import ANY_NODE, Run
 

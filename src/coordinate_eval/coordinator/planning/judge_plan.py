@@ -16,6 +16,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.judge_checkpoint import (
 from coordinate_eval.coordinator.inputs.judge import most_questions, why_not_judged
 from coordinate_eval.coordinator.planning.costs import dataset_cost
 from coordinate_eval.coordinator.planning.judging import Judging
+from coordinate_eval.coordinator.planning.offer import Offer
 from coordinate_eval.coordinator.planning.places.degree import Demand
 from coordinate_eval.coordinator.planning.places.nodes import (
     QUEUED_NODE,
@@ -24,7 +25,7 @@ from coordinate_eval.coordinator.planning.places.nodes import (
     queued_nodes,
 )
 from coordinate_eval.coordinator.planning.plan import ChosenNodes, JudgeWork, Plan
-from coordinate_eval.coordinator.planning.plan_run import Offer, rates
+from coordinate_eval.coordinator.planning.plan_run import rates
 from coordinate_eval.coordinator.run.records import JudgePlace, Run
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors.catalogue import built_work, known_work

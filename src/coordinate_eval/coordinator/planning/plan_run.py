@@ -8,14 +8,12 @@ are in `new_run`.
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from coordinate_eval._engines import kind_of
 from coordinate_eval._format import duration
-from coordinate_eval.clusters.protocol import Busy, JobLimits, Node
 from coordinate_eval.coordinator.inputs.checkpoints import pipeline
-from coordinate_eval.coordinator.inputs.cluster_file import ClusterFile
 from coordinate_eval.coordinator.inputs.settings import MOST_RESTRAINT, Settings
 from coordinate_eval.coordinator.planning import planner, reviewed_plan, sizes
 from coordinate_eval.coordinator.planning.context import Need, needs
@@ -24,12 +22,12 @@ from coordinate_eval.coordinator.planning.costs import (
     conditions,
     engine_start_seconds,
     expected_works,
-    read_priors,
     storage_link,
     suite_costs,
 )
 from coordinate_eval.coordinator.planning.dealing.packing import stage_of
 from coordinate_eval.coordinator.planning.judging import Judging
+from coordinate_eval.coordinator.planning.offer import Offer
 from coordinate_eval.coordinator.planning.places import nodes as select
 from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
 from coordinate_eval.coordinator.planning.places.degree import Demand
@@ -57,33 +55,9 @@ from coordinate_eval.coordinator.run.records import (
 from coordinate_eval.coordinator.run.rounds import make_round
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue
-from coordinate_eval.priors.predict import Priors
 from coordinate_eval.priors.roofline import Conditions
 from coordinate_eval.priors.staging import Link
 from coordinate_eval.records import Checkpoint, DatasetRequests, stages
-
-
-@dataclass(frozen=True)
-class Offer:
-    """The nodes and cores that a run can be planned on, and the measurements made there."""
-
-    now: float
-    """The time at which the cluster was asked, in seconds since the epoch."""
-    cluster: str
-    """Name of the scheduler."""
-    nodes: Sequence[Node]
-    busy: Sequence[Busy]
-    metric_cpus: int
-    """Cores for all metric jobs together."""
-    link_gigabits: float
-    """Bandwidth of one node's storage link, as it is configured."""
-    priors: Priors
-    exclusive: bool = False
-    """Jobs of the GPU partition take whole nodes."""
-    limits: JobLimits = field(default_factory=JobLimits)
-    """Time limits of jobs there."""
-    described: ClusterFile | None = None
-    """The cluster file, where one stands in for a cluster."""
 
 
 @dataclass(frozen=True)
@@ -109,45 +83,6 @@ class PlannedRun:
         """Return whether the plan is for nodes that are not known yet."""
         waits = any(node.name == select.QUEUED_NODE for node in self.capacity.nodes)
         return waits and not self.run.settings.engine.elsewhere
-
-
-def offer_of_file(cluster: str, described: ClusterFile, now: float) -> Offer:
-    """Return what a cluster file describes. Measurements made on other clusters do not count."""
-    nodes, busy = described.free()
-    return Offer(
-        now,
-        cluster,
-        nodes,
-        busy,
-        metric_cpus=described.cores_for_metrics,
-        link_gigabits=described.storage_gigabits_per_node,
-        priors=Priors(),
-        described=described,
-    )
-
-
-def offer_of_cluster(
-    cluster: str,
-    found: tuple[list[Node], list[Busy]],
-    settings: Settings,
-    now: float,
-    *,
-    exclusive: bool = False,
-    limits: JobLimits | None = None,
-) -> Offer:
-    """Return what a live cluster has now: its nodes, free and busy, and measurements on it."""
-    nodes, busy = found
-    return Offer(
-        now,
-        cluster,
-        nodes,
-        busy,
-        metric_cpus=settings.metrics.cpus,
-        link_gigabits=LINK_GIGABITS,
-        priors=read_priors(settings, now),
-        exclusive=exclusive,
-        limits=limits or JobLimits(),
-    )
 
 
 def nodes_for(run: Run, offer: Offer, reviewed: Plan | None = None) -> ChosenNodes:

@@ -27,13 +27,12 @@ from coordinate_eval.coordinator.inputs.suites import known_tasks, suite
 from coordinate_eval.coordinator.planning.context import with_context
 from coordinate_eval.coordinator.planning.judge_plan import plan_judge, questions_to_judge
 from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
+from coordinate_eval.coordinator.planning.offer import Offer, offer_of_file
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
 from coordinate_eval.coordinator.planning.plan import ChosenNodes, Plan
 from coordinate_eval.coordinator.planning.plan_run import (
-    Offer,
     PlannedRun,
     nodes_for,
-    offer_of_file,
     plan_run,
     queued_nodes,
 )

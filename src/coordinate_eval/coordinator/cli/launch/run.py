@@ -32,13 +32,12 @@ from coordinate_eval.coordinator.planning.judge_plan import (
     nodes_of_judge,
 )
 from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
+from coordinate_eval.coordinator.planning.offer import Offer, offer_of_cluster
 from coordinate_eval.coordinator.planning.places.asked_nodes import without_avoided
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
 from coordinate_eval.coordinator.planning.plan_run import (
-    Offer,
     check_time,
     nodes_for,
-    offer_of_cluster,
 )
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.run import containers, jobs, lease

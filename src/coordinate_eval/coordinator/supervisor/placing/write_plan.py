@@ -13,15 +13,14 @@ from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.planning.context import with_context
 from coordinate_eval.coordinator.planning.judge_plan import JudgeUnusable, judge_of, plan_judge
 from coordinate_eval.coordinator.planning.judging import Judging
+from coordinate_eval.coordinator.planning.offer import Offer, offer_of_cluster
 from coordinate_eval.coordinator.planning.places.asked_nodes import names_nodes
 from coordinate_eval.coordinator.planning.places.nodes import NoFreeGpu
 from coordinate_eval.coordinator.planning.plan import ChosenNodes, Plan
 from coordinate_eval.coordinator.planning.plan_run import (
-    Offer,
     PlannedRun,
     first_round,
     nodes_for,
-    offer_of_cluster,
     plan_run,
     queued_nodes,
     with_plan,
