@@ -10,6 +10,7 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claiming.claims import LEDGERS
 from coordinate_eval.coordinator.run.own import is_own
 from coordinate_eval.coordinator.run.paths import Place, RunDir
+from coordinate_eval.coordinator.run.records import HOOKS
 from coordinate_eval.errors import CoordinateError
 
 _RUN = RunDir(Path("run"))
@@ -22,6 +23,7 @@ OWN_NAMES = frozenset(
             if isinstance(member, Place)
         ),
         *(_RUN.published_folder(ledger, "").name for ledger in LEDGERS),
+        *(_RUN.hook(name).name for name in HOOKS),
         *("claims", "items", "observations", "ranks", "rounds", "stage"),
     }
 )
