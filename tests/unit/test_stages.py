@@ -1,6 +1,7 @@
 """Stages of a dataset, and their end: every item is asked once, whatever is withdrawn meanwhile."""
 
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.decisions import make_run
 from tests.run_dirs import write_requests
+from tests.trainings import call, run_of
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.planning.dealing.packing import Piece, deal, in_stages, stage_of
@@ -224,3 +226,11 @@ def test_parts_never_look_complete_when_their_decision_is_taken_back_meanwhile(
     told = collect_results(run_dir, run.model_copy(update={"suite": suite}))
     assert not told["complete"]
     assert told["stopped"].keys() == {"a", "b"}
+
+
+def test_a_run_that_is_decided_is_listed_with_all_of_its_scores(tmp_path: Path) -> None:
+    run_dir = run_of(tmp_path, 1, {}, against="/p", stages={"a": [10, 40], "b": [10, 40]})
+    found = Compared(number=1, previous="p", verdict="better", items={"a": 10, "b": 10})
+    _files.write_record(run_dir.decided, found)
+    (row,) = json.loads(call(tmp_path, "runs", "--json").stdout)
+    assert (row["datasets_scored"], row["datasets"]) == (2, 2)

@@ -20,6 +20,7 @@ from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.main_metric import main_score
 from coordinate_eval.coordinator.report.results import judged, judged_differently, read_dataset
 from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run.claiming.decided import stopped
 from coordinate_eval.coordinator.run.own import is_own, own, place
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import HOOKS, Run, hook_ends, read_run
@@ -253,6 +254,7 @@ def _row(
     silent = run.nonce in tasks and known is None
     phase = state.phase_of(run_dir, run, known, silent=silent)
     scored = _files.names(run_dir.results_folder)
+    used = stopped(run_dir) if run.against else {}
     hooks = hook_ends(run_dir) if phase.ended else {}
     row: dict[str, Any] = {
         "run": run.id,
@@ -262,7 +264,9 @@ def _row(
         "state": phase.value,
         **{hook: hooks[hook].words if hook in hooks else "" for hook in HOOKS},
         "datasets": len(run.suite.datasets),
-        "datasets_scored": sum(1 for d in run.suite.datasets if f"{d.name}.json" in scored),
+        "datasets_scored": sum(
+            1 for d in run.suite.datasets if f"{d.name}.json" in scored or d.name in used
+        ),
         "created": run.created,
         "age_seconds": max(0.0, time.time() - run.created),
     }
