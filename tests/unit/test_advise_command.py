@@ -68,3 +68,14 @@ def test_a_rise_that_is_not_decided_yet_is_told(tmp_path: Path) -> None:
 
     assert told.exit_code == 0
     assert "look again" in told.stdout and "not clear yet" in told.stdout
+
+
+def test_a_folder_that_is_not_there_is_named_and_paths_are_quoted(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(reports(600, wrong=450))
+    folder = checkpoints(tmp_path / "my runs", 400)
+
+    gone = call(tmp_path, "advise", str(tmp_path / "gone"), "--log", str(tmp_path / "log"))
+    told = call(tmp_path, "advise", str(folder), "--log", str(tmp_path / "log"))
+
+    assert gone.exit_code == 1 and "gone is no folder" in gone.output
+    assert f"coordinate-eval '{folder}/step-400' --first-signal" in told.stdout

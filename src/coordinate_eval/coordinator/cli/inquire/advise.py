@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from coordinate_eval._format import quoted
 from coordinate_eval.coordinator.cli.inquire.history import load
 from coordinate_eval.coordinator.cli.output import console, say, write_json
 from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, look, step_of
@@ -43,6 +44,8 @@ def show_advice(
             f"nothing is known of {experiment}: none of its checkpoints has been evaluated, and "
             f"there is no loss in {', '.join(map(str, logs)) or 'a log: name it with --log'}{told}"
         )
+    if not experiment.is_dir():
+        notes.append(f"{experiment} is no folder, so nothing is known of what the training saved")
     saves = _saves(experiment, scores)
     found = advise(
         detector.open,
@@ -63,7 +66,8 @@ def show_advice(
         back = "" if spike.recovered is None else f", and was back at step {spike.recovered:,}"
         _out(f"  at step {spike.onset:,} the loss rose to {spike.peak:.4g}{back}")
     if found.evaluate is not None:
-        _out(f"surer with scores: coordinate-eval {found.evaluate} --first-signal, then this again")
+        path = quoted(found.evaluate)
+        _out(f"surer with scores: coordinate-eval {path} --first-signal, then this again")
     for note in notes:
         say(note)
     return int(found.onset is not None)

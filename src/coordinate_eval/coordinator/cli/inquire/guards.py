@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval import _files
-from coordinate_eval._format import brief, plural, whole_duration
+from coordinate_eval._format import brief, plural, quoted, whole_duration
 from coordinate_eval.coordinator.cli.inquire.curves import bars
 from coordinate_eval.coordinator.cli.output import table_console, write_json
 from coordinate_eval.coordinator.inputs import clusters
@@ -64,9 +64,10 @@ def _print(found: dict[str, Any], where: Console) -> None:
     if found["why"]:
         lines.append(f"  {escape(brief(found['why'], 400))}")
     if found["guard"] == "none":
+        script, checkpoints = quoted(found["script"]), quoted(found["checkpoints"])
         lines.append(
-            f"  [red]no guard is alive[/red]: `coordinate-eval guard {escape(found['script'])} "
-            f"--checkpoints {escape(found['checkpoints'])}` goes on"
+            f"  [red]no guard is alive[/red]: `coordinate-eval guard {escape(script)} "
+            f"--checkpoints {escape(checkpoints)}` goes on"
         )
     elif found["guard"]:
         lines.append(f"  guarded by {escape(found['guard'])}, in {escape(found['folder'])}")
