@@ -133,3 +133,10 @@ def test_the_page_draws_it(tmp_path: Path) -> None:
     page = render(Experiment(found, None, [], [], []))
     assert "Aggregates" in page
     assert '"name":"core"' in page
+
+
+def test_one_of_unlike_datasets_is_left_out_of_the_history_with_the_reason(tmp_path: Path) -> None:
+    odd = Aggregate(factors={"a": 0.5, "p": 0.5})
+    perplexity = (12.5, 0.1, 100, "word_perplexity", False, "x")
+    keep(tmp_path, 1, {"a": 0.5, "p": perplexity}, aggregates={"odd": odd})
+    assert "odd is left out: of some of its datasets more" in call(tmp_path, "history").output

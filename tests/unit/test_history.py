@@ -272,3 +272,17 @@ def test_what_is_packed_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [each.line() for each in again] == [each.line() for each in first]
     assert (problems, no_problems) == ([], [])
     assert again[5].aggregates == {"core": core}
+
+
+def test_scores_of_a_run_that_stopped_early_say_so_and_count_only_without_others(
+    tmp_path: Path,
+) -> None:
+    keep(tmp_path, 1, {"a": 0.5, "b": 0.5}, run="whole")
+    keep(tmp_path, 1, {"a": 0.7, "b": 0.7}, run="part", created=2, decided="better than x")
+    keep(tmp_path, 2, {"a": 0.7, "b": 0.7}, run="other", decided="worse than x")
+    keep(tmp_path, 2, {"b": 0.5}, run="small", created=9)
+
+    said = list(csv.DictReader(call(tmp_path, "history", "--csv").stdout.splitlines()))
+
+    told = [(row["a"], row["b"], row["decided"]) for row in said]
+    assert told == [("0.5", "0.5", ""), ("0.7", "0.5", "worse than x")]

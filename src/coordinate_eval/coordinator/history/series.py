@@ -41,7 +41,7 @@ class Row(NamedTuple):
     warnings: Mapping[str, str] = {}
     """Dataset → what is wrong with its answers."""
     decided: str = ""
-    """Why its newest run stopped before all items were asked."""
+    """Why the run of some of its scores stopped before all items were asked."""
 
     @property
     def name(self) -> str:
@@ -169,6 +169,9 @@ def series(
 def _without(found: Series) -> Iterator[str]:
     """Yield which aggregates cannot be told of which checkpoints, and why."""
     for name, aggregate in found.aggregates.items():
+        if len({_direction(found, each) for each in aggregate.factors}) > 1:
+            yield f"{name} is left out: of some of its datasets more is better, and of others less"
+            continue
         lacking = [each for row in found.rows if (each := aggregate.missing(row.scores))]
         if lacking:
             shown = ", ".join(list(dict.fromkeys(n for each in lacking for n in each))[:5])
@@ -188,14 +191,22 @@ def _is_of(measured: Measured, name: str) -> bool:
 
 
 def _row(runs: Sequence[Measured], asked: Mapping[str, str], unlike: Counter[str]) -> Row:
+    """Return the row of a checkpoint from its runs, the newest first.
+
+    The newest score of a dataset counts, and those of runs that stopped early only without others.
+    """
     scores: dict[str, Plain] = {}
-    for run in reversed(runs):
+    parts = [run for run in runs if run.decided]
+    for run in (*parts[::-1], *(run for run in runs[::-1] if not run.decided)):
         others = {name for name, score in run.scores.items() if score[ASKED] != asked[name]}
         unlike.update(others)
         scores |= (
             {n: run.scores[n] for n in run.scores if n not in others} if others else run.scores
         )
     newest = runs[0]
+    of_parts = (  # the value itself tells of which run it is
+        run.decided for run in parts if any(scores.get(n) is run.scores[n] for n in run.scores)
+    )
     known = [run.gpu_seconds for run in runs if run.gpu_seconds is not None]
     return Row(
         training=f"{newest.training} (averages)" if newest.average else newest.training,
@@ -210,7 +221,7 @@ def _row(runs: Sequence[Measured], asked: Mapping[str, str], unlike: Counter[str
         planned_seconds=newest.planned_seconds,
         ended=all(run.ended for run in runs),
         warnings={name: words for run in runs[::-1] for name, words in run.warnings.items()},
-        decided=newest.decided,
+        decided=next(of_parts, ""),
     )
 
 

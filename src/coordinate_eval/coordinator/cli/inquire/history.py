@@ -239,7 +239,9 @@ def _csv(found: Series, columns: Sequence[Column], wanted: Wanted) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     heads = [head for each in columns for head in (each.name, f"{each.name} stderr")]
-    writer.writerow(["training", "step", "tokens", "checkpoint", "gpu_hours", "missing", *heads])
+    writer.writerow(
+        ["training", "step", "tokens", "checkpoint", "gpu_hours", "missing", "decided", *heads]
+    )
     for row in found.rows:
         values = [each.value(row) for each in columns]
         cells = [
@@ -249,7 +251,7 @@ def _csv(found: Series, columns: Sequence[Column], wanted: Wanted) -> str:
         ]
         hours = None if row.gpu_seconds is None else round(row.gpu_seconds / 3600, 4)
         line = [row.training, row.step, _tokens(row, wanted), row.checkpoint, hours]
-        writer.writerow([*line, len(row.missing), *cells])
+        writer.writerow([*line, len(row.missing), row.decided, *cells])
     return text.getvalue()
 
 
@@ -285,6 +287,7 @@ def _long(found: Series, wanted: Wanted) -> Iterator[dict[str, Any]]:
                 "run": row.runs[0],
                 "dataset": name,
                 "group": found.groups.get(name),
+                "decided": row.decided,
                 **row.score(name)._asdict(),
             }
 
