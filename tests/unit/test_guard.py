@@ -1,5 +1,6 @@
 """Tensors that are not an architecture's are told, and numbers that are not finite counted."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,18 @@ def test_what_a_config_was_found_to_have_is_kept(tmp_path: Path) -> None:
     known, _ = (tmp_path / "architectures").iterdir()
     known.write_text("{")
     assert guard.kept_architecture(config, tmp_path) == found
+
+
+def test_what_cannot_be_found_out_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {**trainers.CONFIGS["llama"], "model_type": "llama"}
+    wrong = {**config, "hidden_size": "many"}
+    assert guard.architecture(wrong) is guard.kept_architecture(wrong, tmp_path) is None
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "torch", None)
+        assert guard.kept_architecture(config, tmp_path) is None
+    assert guard.kept_architecture(config, tmp_path) is not None
 
 
 def test_a_missing_an_unknown_and_a_larger_tensor_are_told() -> None:

@@ -72,14 +72,20 @@ class _Known(Record):
 
 
 def kept_architecture(given: Mapping[str, Any], cache: Path) -> Architecture | None:
-    """Return `architecture` of a config, from the user's cache if it is known there."""
+    """Return `architecture` of a config, from the user's cache if it is known there.
+
+    What could not be found out, as where torch is not installed, is tried again the next time.
+    """
     text = json.dumps([_version(), given], sort_keys=True)
     name = f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
     with contextlib.suppress(CoordinateError, OSError):
         folder = _files.own_folder(cache / _KEPT)
         if known := _files.read_record_if_there(folder / name, _Known):
             return known.architecture
-    found = architecture(given)
+    try:
+        found = _architecture(given)
+    except Exception:
+        return None
     with contextlib.suppress(CoordinateError, OSError):
         _files.write_record(_files.own_folder(cache / _KEPT) / name, _Known(architecture=found))
     return found
@@ -96,29 +102,30 @@ def architecture(given: Mapping[str, Any]) -> Architecture | None:
 
     No code is run but that of transformers.
     """
+    with contextlib.suppress(Exception):
+        return _architecture(given)
+    return None
+
+
+def _architecture(given: Mapping[str, Any]) -> Architecture | None:
     kind = given.get("model_type")
     values = {
         k: _decoded(v) for k, v in given.items() if k not in _DROPPED and not k.startswith("_")
     }
     if "quantization_config" in given:
         return None
-    try:
-        import torch
-        from transformers import AutoModelForCausalLM
-        from transformers.core_model_loading import revert_weight_conversion
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    except ImportError:
-        return None
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     if kind not in CONFIG_MAPPING:
         return None
-    try:
-        made = CONFIG_MAPPING[str(kind)](**values)
-        auto: Any = AutoModelForCausalLM
-        with torch.device("meta"):
-            model = auto.from_config(made, attn_implementation="eager")
-        state = revert_weight_conversion(model, model.state_dict())
-    except Exception:
-        return None
+    made = CONFIG_MAPPING[str(kind)](**values)
+    auto: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        model = auto.from_config(made, attn_implementation="eager")
+    state = revert_weight_conversion(model, model.state_dict())
     ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     return Architecture(
