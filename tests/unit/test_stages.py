@@ -26,6 +26,7 @@ from coordinate_eval.coordinator.run.claiming.decided import (
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.claiming.work import claimable, given_up
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.coordinator.workers.open_shards import read_requests
 from coordinate_eval.records import (
     Dataset,
@@ -228,9 +229,27 @@ def test_parts_never_look_complete_when_their_decision_is_taken_back_meanwhile(
     assert told["stopped"].keys() == {"a", "b"}
 
 
-def test_a_run_that_is_decided_is_listed_with_all_of_its_scores(tmp_path: Path) -> None:
+def test_a_run_that_is_decided_has_its_scores_and_nothing_hides_that_it_stopped(
+    tmp_path: Path,
+) -> None:
     run_dir = run_of(tmp_path, 1, {}, against="/p", stages={"a": [10, 40], "b": [10, 40]})
     found = Compared(number=1, previous="p", verdict="better", items={"a": 10, "b": 10})
     _files.write_record(run_dir.decided, found)
+    for name in ("a", "b"):
+        results = DatasetResults(
+            dataset=name, items=10, harness="0",
+            results={name: {"acc,none": 0.7, "acc_stderr,none": 0.01}},
+        )  # fmt: skip
+        part = PartScores(results=results).line()
+        _files.write(run_dir.published("looks", Span(name, 0, 10)), part)
+    _files.write(run_dir.results, json.dumps(collect_results(run_dir, read_run(run_dir))))
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("rules: [{of: mean, at_least: 0.5}]")
+
     (row,) = json.loads(call(tmp_path, "runs", "--json").stdout)
+    card = call(tmp_path, "scores", str(run_dir.root), "--output-format", "model-card").stdout
+    said = call(tmp_path, "gate", str(run_dir.root), "--policy", str(policy)).output
+
     assert (row["datasets_scored"], row["datasets"]) == (2, 2)
+    assert "Stopped early, with a part of the items: a (10 of 40), b (10 of 40)." in card
+    assert "its scores are of a part of the items, because it stopped early" in said

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from coordinate_eval import _owner
 from coordinate_eval.coordinator.cli.inquire.compare import find_run
-from coordinate_eval.coordinator.cli.output import console, table_console, write_json
+from coordinate_eval.coordinator.cli.output import console, say, table_console, write_json
 from coordinate_eval.coordinator.comparison.compare import compare
 from coordinate_eval.coordinator.comparison.gate import (
     BOUNDS,
@@ -53,11 +53,14 @@ def show_gate(
                 "run": run.id,
                 "checkpoint": run.checkpoint.path,
                 "against": compared.first.run if compared else None,
+                "decided": row.decided,
                 "rules": [each.model_dump(mode="json") for each in findings],
             }
         )
         return _STATUS[said]
     table_console().print(_table(findings))
+    if row.decided:
+        say(f"its scores are of a part of the items, because it stopped early: {row.decided}")
     console().print(f"{said}: {run.checkpoint.path}", markup=False, highlight=False, soft_wrap=True)
     return _STATUS[said]
 

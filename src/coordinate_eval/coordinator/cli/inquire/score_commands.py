@@ -62,13 +62,20 @@ Columns = Annotated[
     option(
         "",
         "WHAT",
-        "Show this dataset, group, or mean, such as 'mean(mmlu,arc*)'. May be given several times.",
+        "Show this dataset, group, aggregate, or mean, such as 'mean(mmlu,arc*)'. May be given "
+        "several times.",
         "--column",
         shown="each dataset; of more than 8, each group and the mean",
     ),
 ]
 By = Annotated[
-    str, option("", "WHAT", "A dataset, a group, or a mean, such as 'mean(mmlu,arc*)'.", "--by")
+    str,
+    option(
+        "",
+        "WHAT",
+        "A dataset, a group, an aggregate, or a mean, such as 'mean(mmlu,arc*)'.",
+        "--by",
+    ),
 ]
 TokensPerStep = Annotated[
     int | None, option("", "N", "Show the tokens that each checkpoint has seen.", min=1)
