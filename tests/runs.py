@@ -63,7 +63,8 @@ class Workspace:
             # Runs of seconds are to be on several nodes all the same.
             "COORDINATE_EVAL_RESTRAINT": "0",
         }
-        shutil.copytree(architectures(), folder / "cache" / "architectures", dirs_exist_ok=True)
+        known = architectures()
+        shutil.copytree(known, folder / "cache" / known.name, dirs_exist_ok=True)
 
     @property
     def memory(self) -> Path:

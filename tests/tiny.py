@@ -59,7 +59,8 @@ def architectures() -> Path:
     """A folder with what a user's cache has once the tiny model has been compared: see `guard`."""
     cache = tiny_model().with_name(f"{tiny_model().name}-cache")
     guard.kept_architecture(json.loads((tiny_model() / "config.json").read_text()), cache)
-    return cache / "architectures"
+    (made,) = cache.glob("architectures-*")
+    return made
 
 
 def sharded(folder: Path) -> Path:

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from tests.checkpoints import archive, described
 from tests.runs import Workspace
 from tests.steering import CLEAR, TURNED, steering
-from tests.tiny import tiny_model
+from tests.tiny import architectures, tiny_model
 
 NODE = {"name": "n1", "gpus": 8, "gpu_type": "h200", "gpu_memory_gib": 141}
 
@@ -161,7 +161,7 @@ def test_a_plan_on_a_cluster_file_loads_no_task(user: Workspace, proof: Path, mo
         assert "dataset own" in done.stderr
         assert "`items`" in done.stderr
     assert not proof.exists()
-    assert not (user.folder / "cache").exists()
+    assert [each.name for each in (user.folder / "cache").iterdir()] == [architectures().name]
 
 
 def test_copies_are_as_private_as_the_files(user: Workspace, checkpoint: Path) -> None:

@@ -57,10 +57,10 @@ def test_a_trial_that_hangs_is_ended_and_others_take_its_shards(
 
 def test_a_checkpoint_that_no_engine_loads_ends_its_run_at_once(user: Workspace) -> None:
     need("torch", "transformers")
-    checkpoint = user.folder / "unlike its configuration"
+    checkpoint = user.folder / "of nobody"
     shutil.copytree(tiny_model(), checkpoint)
     config = json.loads((checkpoint / "config.json").read_text())
-    config["attention_bias"] = True  # nobody sees before that the files have none
+    config["model_type"] = "of-nobody"  # an engine may know it, by a plugin
     (checkpoint / "config.json").write_text(json.dumps(config))
     run = user.folder / "misfit"
     user.call(
@@ -69,10 +69,10 @@ def test_a_checkpoint_that_no_engine_loads_ends_its_run_at_once(user: Workspace)
     )  # fmt: skip
     reason = results(run)["reason"]
     assert "every trial of a round failed with the same error" in reason
-    assert "Model Loading Error (framework): the checkpoint and the model's config" in reason
+    assert "Model Loading Error (framework): the engine's version does not know" in reason
     assert [path.name for path in (run / "rounds").iterdir()] == ["0.json"]
     shown = user.call("diagnose", run, COLUMNS="200").stdout
-    assert "do: the checkpoint and the model's configuration differ" in shown
+    assert "do: the engine's version does not know this architecture" in shown
     assert "done: the run was ended" in shown
     assert "somebody cancelled it" not in shown
     assert "is avoided" not in shown

@@ -55,7 +55,9 @@ def main() -> None:
     what, *descriptors = sys.argv[1], *map(int, sys.argv[2:])
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    setup = Setup.model_validate_json(sys.stdin.buffer.readline())
+    if not (asked := sys.stdin.buffer.readline()):
+        return  # The job was killed before it could ask.
+    setup = Setup.model_validate_json(asked)
     _leave_no_channel()
     _log_as_asked()
     if setup.memory_bytes:

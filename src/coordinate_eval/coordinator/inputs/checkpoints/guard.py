@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +44,6 @@ _NUMBER = re.compile(r"\.\d+(?=\.)")
 _BUFFERS = re.compile(r"inv_freq$|rotary_emb\.|\.masked_bias$|\.attention\.bias$|\.attn\.bias$")
 """Names of tensors that models compute, and that some checkpoints have."""
 
-_KEPT = "architectures"  # a folder in the user's cache
 # Keys of a config that could name code, or kernels that are downloaded, and change no tensor.
 _DROPPED = ("auto_map", "quantization_config", "attn_implementation", "experts_implementation")
 
@@ -78,8 +78,9 @@ def kept_architecture(given: Mapping[str, Any], cache: Path) -> Architecture | N
     """
     text = json.dumps([_version(), given], sort_keys=True)
     name = f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    kept = cache / f"architectures-{os.geteuid()}"
     with contextlib.suppress(CoordinateError, OSError):
-        folder = _files.own_folder(cache / _KEPT)
+        folder = _files.own_folder(kept)
         if known := _files.read_record_if_there(folder / name, _Known):
             return known.architecture
     try:
@@ -87,7 +88,7 @@ def kept_architecture(given: Mapping[str, Any], cache: Path) -> Architecture | N
     except Exception:
         return None
     with contextlib.suppress(CoordinateError, OSError):
-        _files.write_record(_files.own_folder(cache / _KEPT) / name, _Known(architecture=found))
+        _files.write_record(_files.own_folder(kept) / name, _Known(architecture=found))
     return found
 
 
