@@ -105,7 +105,8 @@ def test_a_run_writes_what_the_page_says(tmp_path: Path) -> None:
     met = check(places, 0o022, known)  # it lets nobody else write all the same
     rare = {f"runs_dir/<run>/{name}" for name in ("resumed", "cancelled", "refused.json",
                                                   "waiting.json", "first-signal.json",
-                                                  "after_run.json", "jobs/",
+                                                  "after_run.json", "on_alarm.json",
+                                                  "decided.json", "full", "jobs/",
                                                   "jobs/<job>.json", "incidents/",
                                                   "incidents/<job>.json",
                                                   "reviewed.json",
@@ -115,6 +116,8 @@ def test_a_run_writes_what_the_page_says(tmp_path: Path) -> None:
     rare |= {row for row in known if "/.nodes-" in row}
     rare |= {row for row in known if "/guards/" in row}  # of trainings
     rare |= {row for row in known if "/told-" in row}  # of trackers
+    rare |= {row for row in known if "/alarms-" in row}  # with `on_alarm`
+    rare |= {row for row in known if "/looks/" in row or "/comparisons/" in row}  # decided runs
     rare |= {row for row in known if "/.doctor-" in row or "/.removed-" in row}  # other commands
     rare |= {row for row in known if row.endswith("/pack.jsonl")}  # of many runs
     rare |= {row for row in known if "/.spool-" in row}  # it was submitted from here
