@@ -120,11 +120,12 @@ def estimate(results: DatasetResults, index: DatasetRequests) -> Signal:
         tasks=len(results.n_samples),
         of_tasks=len(index.versions),
         estimates=estimates,
-        main=_main(results),
+        main=main_of(results),
     )
 
 
-def _main(results: DatasetResults) -> Main | None:
+def main_of(results: DatasetResults) -> Main | None:
+    """Return the main metric of a dataset over the items of its results; None if it has none."""
     found = main_score(results)
     if found is None:
         return None

@@ -18,12 +18,13 @@ from typing import NamedTuple
 
 from coordinate_eval import _files, _owner
 from coordinate_eval._format import brief, duration
-from coordinate_eval.coordinator.report.first_signal import FirstSignal, Main
+from coordinate_eval.coordinator.report.first_signal import FirstSignal, Main, main_of
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.own import place
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.training.advice import Save, next_to_evaluate
 from coordinate_eval.coordinator.training.guarding.attempts import Evaluated, GuardDir, Guarded
+from coordinate_eval.records import DatasetResults
 
 MOST_SECONDS = 900.0
 """Time for all first signals before a rollback. What is known by then counts."""
@@ -144,11 +145,18 @@ class FirstSignals:
 
 
 def read_signal(run: Path) -> dict[str, Main] | None:
-    """Return the main score of each dataset of a first signal; None until it is complete."""
+    """Return the main score of each dataset of a first signal; None until it is complete.
+
+    A suite that is too small for slices has its whole scores as soon.
+    """
     found = _files.read_record_if_there(RunDir(run).first_signal, FirstSignal)
-    if found is None or found.pending:
-        return None
-    scores = {name: each.main for name, each in found.datasets.items()}
+    scores: dict[str, Main | None] = {}
+    if found is not None and not found.pending:
+        scores = {name: each.main for name, each in found.datasets.items()}
+    elif RunDir(run).results.exists():
+        for path in _files.records_in(RunDir(run).results_folder):
+            if (whole := _files.read_record_if_there(path, DatasetResults)) is not None:
+                scores[path.stem] = main_of(whole)
     return {name: main for name, main in scores.items() if main is not None} or None
 
 
@@ -199,13 +207,16 @@ def _fell(now: Main, older: Main) -> _Fall:
 
 
 def wanted_of(judged: Sequence[Save], signals: Mapping[int, object]) -> list[Save]:
-    """Return the checkpoints whose first signals are to come next; none if all is known."""
-    following = next_to_evaluate(judged)
-    if following is None:
-        return []
+    """Return the checkpoints whose first signals are to come next; none if all is known.
+
+    The first three are waited for together: one alone has none to be compared with.
+    """
     first = {at: judged[at] for at in (0, len(judged) // 2, len(judged) - 1)}
     missing = [each for each in first.values() if each.step not in signals]
-    return missing or [following]
+    following = next_to_evaluate(judged)
+    if missing and (following is not None or len(missing) < len(first)):
+        return missing
+    return [] if following is None else [following]
 
 
 def _over(
