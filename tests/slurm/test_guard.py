@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from tests.dev_cluster import DevCluster
 from tests.runs import Workspace, until
 from tests.slurm.runs import queue
+from tests.tiny import need, tiny_model
 
 TRAINING = Path(__file__).parents[1] / "fixtures" / "guarded.py"
 LAST = 60
@@ -191,3 +192,23 @@ def test_a_wish_to_stop_ends_the_training_and_its_guard(
     training.user.call("guard", "stop")
     until(lambda: not queue(), "an empty cluster")
     assert training.status()["state"] == "stopped"
+
+
+def test_first_signals_are_asked_for_before_a_training_goes_back(
+    slurm_cluster: DevCluster, tmp_path: Path
+) -> None:
+    need("torch", "transformers")
+    need("lm_eval", "harness")
+    suite = Workspace(tmp_path).suite("tiny_choice")
+    training = Training(
+        tmp_path, {1: {"kind": "diverge", "at": 85}}, tiny_model(), last=400, suite=str(suite)
+    )
+    training.user.call(*training.args, "--obey", "rollback")
+    until(lambda: training.status()["state"] == "complete", "the end of the training")
+    assert training.ends() == ["rolled back", "finished"]
+    first, second = training.status()["attempts"]
+    assert first["evaluated"] == "first signals: " + ", ".join(
+        f"step {step}: healthy" for step in (10, 50, 80)
+    )
+    assert second["checkpoint"].endswith("step-80")
+    until(lambda: not queue(), "an empty cluster")
