@@ -13,10 +13,14 @@ from typing import Any
 Doc = Mapping[str, Any]
 
 
-def _bits(answer: Callable[[Doc], str], doc: Doc, results: Sequence[Any]) -> dict[str, float]:
-    """Return the metric of an item, from its log-likelihood in nats."""
-    ((log_likelihood, _),) = results
-    return {"bits_per_byte": -log_likelihood / math.log(2) / len(answer(doc).encode())}
+def _bits_of(answer: Callable[[Doc], str]) -> Callable[[Doc, Sequence[Any]], dict[str, float]]:
+    """Return what makes the metric of an item with this answer of its log-likelihood in nats."""
+
+    def bits(doc: Doc, results: Sequence[Any]) -> dict[str, float]:
+        ((log_likelihood, _),) = results
+        return {"bits_per_byte": -log_likelihood / math.log(2) / len(answer(doc).encode())}
+
+    return bits
 
 
 def labelled(doc: Doc) -> str:
@@ -25,9 +29,7 @@ def labelled(doc: Doc) -> str:
     return f" {doc['choices']['text'][place].strip()}"
 
 
-def labelled_bits(doc: Doc, results: Sequence[Any]) -> dict[str, float]:
-    """Return the bits per byte of `labelled`."""
-    return _bits(labelled, doc, results)
+labelled_bits = _bits_of(labelled)
 
 
 def mmlu(doc: Doc) -> str:
@@ -35,9 +37,7 @@ def mmlu(doc: Doc) -> str:
     return f" {doc['choices'][int(doc['answer'])].strip()}"
 
 
-def mmlu_bits(doc: Doc, results: Sequence[Any]) -> dict[str, float]:
-    """Return the bits per byte of `mmlu`."""
-    return _bits(mmlu, doc, results)
+mmlu_bits = _bits_of(mmlu)
 
 
 def hellaswag_text(doc: Doc) -> str:
@@ -50,9 +50,7 @@ def hellaswag(doc: Doc) -> str:
     return f" {_without_marks(doc['endings'][int(doc['label'])])}"
 
 
-def hellaswag_bits(doc: Doc, results: Sequence[Any]) -> dict[str, float]:
-    """Return the bits per byte of `hellaswag`."""
-    return _bits(hellaswag, doc, results)
+hellaswag_bits = _bits_of(hellaswag)
 
 
 def _without_marks(text: str) -> str:
@@ -65,9 +63,7 @@ def piqa(doc: Doc) -> str:
     return f" {doc[('sol1', 'sol2')[int(doc['label'])]].strip()}"
 
 
-def piqa_bits(doc: Doc, results: Sequence[Any]) -> dict[str, float]:
-    """Return the bits per byte of `piqa`."""
-    return _bits(piqa, doc, results)
+piqa_bits = _bits_of(piqa)
 
 
 def social_iqa(doc: Doc) -> str:
@@ -75,9 +71,7 @@ def social_iqa(doc: Doc) -> str:
     return f" {doc[('answerA', 'answerB', 'answerC')[int(doc['label']) - 1]].strip()}"
 
 
-def social_iqa_bits(doc: Doc, results: Sequence[Any]) -> dict[str, float]:
-    """Return the bits per byte of `social_iqa`."""
-    return _bits(social_iqa, doc, results)
+social_iqa_bits = _bits_of(social_iqa)
 
 
 def first(doc: Doc) -> str:
@@ -85,9 +79,7 @@ def first(doc: Doc) -> str:
     return f" {doc['answer'][0].strip()}"
 
 
-def first_bits(doc: Doc, results: Sequence[Any]) -> dict[str, float]:
-    """Return the bits per byte of `first`."""
-    return _bits(first, doc, results)
+first_bits = _bits_of(first)
 
 
 def gsm8k(doc: Doc) -> str:
@@ -95,9 +87,7 @@ def gsm8k(doc: Doc) -> str:
     return f" {re.sub(r'<<.*?>>', '', doc['answer']).strip()}"
 
 
-def gsm8k_bits(doc: Doc, results: Sequence[Any]) -> dict[str, float]:
-    """Return the bits per byte of `gsm8k`."""
-    return _bits(gsm8k, doc, results)
+gsm8k_bits = _bits_of(gsm8k)
 
 
 def math500(doc: Doc) -> str:
@@ -105,9 +95,7 @@ def math500(doc: Doc) -> str:
     return f" {doc['solution'].strip()}"
 
 
-def math500_bits(doc: Doc, results: Sequence[Any]) -> dict[str, float]:
-    """Return the bits per byte of `math500`."""
-    return _bits(math500, doc, results)
+math500_bits = _bits_of(math500)
 
 
 def humaneval(doc: Doc) -> str:
@@ -115,9 +103,7 @@ def humaneval(doc: Doc) -> str:
     return str(doc["canonical_solution"]).rstrip()
 
 
-def humaneval_bits(doc: Doc, results: Sequence[Any]) -> dict[str, float]:
-    """Return the bits per byte of `humaneval`."""
-    return _bits(humaneval, doc, results)
+humaneval_bits = _bits_of(humaneval)
 
 
 def mbpp(doc: Doc) -> str:
@@ -125,6 +111,4 @@ def mbpp(doc: Doc) -> str:
     return str(doc["code"]).replace("\r\n", "\n").strip()
 
 
-def mbpp_bits(doc: Doc, results: Sequence[Any]) -> dict[str, float]:
-    """Return the bits per byte of `mbpp`."""
-    return _bits(mbpp, doc, results)
+mbpp_bits = _bits_of(mbpp)
