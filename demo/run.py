@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 import corpus
+import own_folder
 from train import Settings, spoil, train
 
 _HERE = Path(__file__).parent
@@ -41,7 +42,6 @@ _METRICS = {
     "recall": "acc,none",
     "programs": "pass@1,create_test",
 }
-_MARK = ".coordinate-eval-demo"
 _SEED = 0
 _LOSS_EVERY = 50
 _POLL_SECONDS = 2.0
@@ -144,14 +144,10 @@ def prepare(folder: Path, subjects: list[corpus.Subject]) -> None:
     Raises:
         SystemExit: the folder holds something that no demo wrote.
     """
-    if (folder / _MARK).exists():
-        shutil.rmtree(folder)
-    elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        sys.exit(f"{folder} is there and not an earlier demo's: name another folder with --dir")
+    own_folder.begin(folder)
     data, tasks = folder / "data", folder / "tasks"
-    data.mkdir(parents=True)
+    data.mkdir()
     tasks.mkdir()
-    (folder / _MARK).touch()
     for subject in subjects:
         for name, items in subject.tests.items():
             lines = (json.dumps(item) + "\n" for item in items)

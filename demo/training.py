@@ -23,12 +23,13 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+import own_folder
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from _processes import DevClusterError
 from slurm_dev import DevCluster, Shape
 
 _EXAMPLE = Path(__file__).parents[1] / "examples" / "guarded_training"
-_MARK = ".coordinate-eval-demo"
 _STEPS = 700
 _NODE_DIES_AT = 150
 _BAD_STEPS = (420, 423)
@@ -48,12 +49,7 @@ class Training:
         Raises:
             SystemExit: the folder holds something that no demo wrote.
         """
-        if (folder / _MARK).exists():
-            shutil.rmtree(folder)
-        elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-            sys.exit(f"{folder} is there and not an earlier demo's: name another folder with --dir")
-        folder.mkdir(parents=True)
-        (folder / _MARK).touch()
+        own_folder.begin(folder)
         shutil.copy(_EXAMPLE / "train.py", folder)
         script = (_EXAMPLE / "train.sbatch").read_text().rstrip()
         python = f"env GLOO_SOCKET_IFNAME=lo {shlex.quote(sys.executable)} train.py"
