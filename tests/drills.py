@@ -67,11 +67,7 @@ class Outcome:
     def causes(self) -> list[str]:
         """What became of each attempt with an incident; where it failed or hung, the cause."""
         incidents = [each for each in self.status["attempts"] if each["incident"]]
-        unsaid = ("failed", "hung")
-        return [
-            each["cause"]["reason"] if each["cause"] and each["what"] in unsaid else each["what"]
-            for each in incidents
-        ]
+        return [_named(each) for each in incidents]
 
     def row(self) -> tuple[str, str, str, str]:
         """The faults, their causes by the guard, seconds to restart, and steps done again."""
@@ -335,6 +331,15 @@ class Drill:
         expected = undisturbed(self.user.folder.parent / "undisturbed", skip)
         last = self.training.checkpoints / f"step-{STEPS}"
         assert tensors(last) == tensors(expected), f"other weights after {self.done}"
+
+
+def _named(attempt: dict[str, Any]) -> str:
+    what, cause = attempt["what"], attempt["cause"]
+    if what not in ("failed", "hung") or not cause:
+        return str(what)
+    # A step that fails with its node, or at its time limit, may end the script before Slurm does.
+    sooner = {"Node Failure": "lost a node", "Time Limit": "time limit"}
+    return sooner.get(cause["reason"], str(cause["reason"]))
 
 
 @contextmanager

@@ -59,9 +59,13 @@ def test_a_task_that_asks_for_it(here: Path) -> None:
     assert not marked(here)
 
 
-def test_a_metric_that_is_given_by_its_path(tmp_path: Path) -> None:
+def test_a_metric_that_is_given_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import evaluate
 
+    # An engine that was started in this process before has closed the usual folder.
+    monkeypatch.setattr("evaluate.config.HF_MODULES_CACHE", str(tmp_path / "modules"))
     script = tmp_path / "own.py"
     script.write_text(
         "import datasets\nimport evaluate\n"
