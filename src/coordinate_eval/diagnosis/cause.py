@@ -143,11 +143,7 @@ _DOUBT = 10
 def read_log(
     file: BinaryIO, name: str, rules: Rules, most_bytes: int | None = None, begin: int = 0
 ) -> Log:
-    """Return a log of any size, compressed: all of it, or its last bytes; nothing before `begin`.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return a log of any size, compressed: all, or its last bytes; nothing before `begin`."""
     if most_bytes is not None:
         begin = max(begin, os.fstat(file.fileno()).st_size - most_bytes)
     if begin:

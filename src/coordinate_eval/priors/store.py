@@ -60,7 +60,6 @@ class Store:
         """Write the file of each run, unless a fuller one exists; return the number written.
 
         Raises:
-            OSError: The folder cannot be written.
             ValueError: The name of a run cannot be a file name.
         """
         runs: dict[str, dict[str, Seen]] = {}

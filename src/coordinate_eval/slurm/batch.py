@@ -169,7 +169,6 @@ class BatchScripts:
 
         Raises:
             UserError: the script cannot be read.
-            SubmitRefused: Slurm refused, and the message has its words.
             ClusterSilent: no answer. The job may exist, with its mark.
         """
         read = read_script(script)
@@ -209,29 +208,15 @@ class BatchScripts:
         return [_job(*each) for each in fields if len(each) == 5 and mark in each[4]]
 
     def release(self, job_id: str) -> None:
-        """Let a held job start. One that has ended is left as it is.
-
-        Raises:
-            ClusterSilent: no answer.
-            ClusterError: Slurm refused.
-        """
+        """Let a held job start. One that has ended is left as it is."""
         self._change("scontrol", "release", job_id)
 
     def cancel(self, job_id: str) -> None:
-        """End a job. One that has ended is left as it is.
-
-        Raises:
-            ClusterSilent: no answer.
-            ClusterError: Slurm refused.
-        """
+        """End a job. One that has ended is left as it is."""
         self._change("scancel", job_id)
 
     def describe(self, job_id: str) -> Described | None:
-        """Return what Slurm knows of a job; None if it has forgotten it.
-
-        Raises:
-            ClusterSilent: no answer.
-        """
+        """Return what Slurm knows of a job; None if it has forgotten it."""
         try:
             text = self.client.run("scontrol", "show", "job", job_id)
         except ClusterSilent:
@@ -251,20 +236,11 @@ class BatchScripts:
         )
 
     def node_names(self) -> set[str]:
-        """Return the names of all nodes.
-
-        Raises:
-            ClusterSilent: no answer.
-        """
+        """Return the names of all nodes."""
         return set(self.client.run("sinfo", "-h", "-a", "-N", "-o", "%N").split())
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
-        """Have Slurm start nothing more on nodes, as administrators and operators may.
-
-        Raises:
-            ClusterSilent: no answer.
-            ClusterError: Slurm refused.
-        """
+        """Have Slurm start nothing more on nodes, as administrators and operators may."""
         named = f"nodename={','.join(nodes)}"
         self.client.run("scontrol", "update", named, "state=drain", f"reason={reason}")
 

@@ -178,8 +178,6 @@ class SlurmClient:
         Raises:
             SubmitRefused: sbatch was refused for now and was ended, in place of asking again. It
                 may have done so just before.
-            ClusterSilent: it said too much, and was ended.
-            subprocess.TimeoutExpired: it did not end in time, and was ended.
         """
         end = time.monotonic() + self._timeout_seconds
         with subprocess.Popen(

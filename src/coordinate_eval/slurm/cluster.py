@@ -117,7 +117,6 @@ class SlurmCluster:
             UserError: a partition of the settings does not exist or takes no jobs, or Slurm shows
                 this user no nodes.
             PlaceGone: their reservation is not there for this user.
-            ClusterSilent: no answer.
         """
         # Packages put their name where Slurm has its own: `slurm-wlm 24.11.5`.
         version = self.client.run("sinfo", "-V").strip().rpartition(" ")[2]
@@ -142,7 +141,6 @@ class SlurmCluster:
         Raises:
             UserError: the partition of the settings does not exist or takes no jobs.
             PlaceGone: their reservation is not there for this user.
-            ClusterSilent: no answer.
         """
         places = self._places
         partitions = places.named(self._settings.partition)
@@ -175,7 +173,6 @@ class SlurmCluster:
 
         Raises:
             ClusterError: Slurm refused; the message has its words.
-            UserError: Slurm shows this user no nodes.
         """
         try:
             return read_fields(self.client.run(*SHOW_NODES))
@@ -203,7 +200,6 @@ class SlurmCluster:
         Raises:
             UserError: jobs get whole nodes and `cpu_partition` is not set, or the partition does
                 not exist.
-            ClusterSilent: no answer.
         """
         if not self._places.take_whole_nodes():
             return False
@@ -223,7 +219,6 @@ class SlurmCluster:
         Raises:
             UserError: only jobs that are too short for any work are allowed.
             PlaceGone: the reservation of the settings is not there for this user.
-            ClusterSilent: no answer.
         """
         return self._time_limits.read()
 
@@ -231,7 +226,6 @@ class SlurmCluster:
         """Submit `job`. Creates the folder of its log, without which Slurm starts no job.
 
         Raises:
-            SubmitRefused: Slurm refused, and the message has its words.
             ArrayRefused: it takes no array of so many tasks.
             SubmitLater: it takes no more jobs now.
             NotFromHere: this process is a job, and Slurm takes jobs from other nodes (`AllocNodes`
@@ -287,11 +281,7 @@ class SlurmCluster:
         return frozenset.intersection(*(self._partitions_of.get(n, frozenset()) for n in names))
 
     def poll(self, prefix: str) -> list[TaskStatus]:
-        """Return this user's tasks whose job name has this prefix, for as long as Slurm lists them.
-
-        Raises:
-            ClusterSilent: no answer.
-        """
+        """Return this user's tasks whose job name has this prefix, while Slurm lists them."""
         # Of no other user, whose names of jobs might imitate other records.
         who = ("-u", str(os.getuid()))
         text = self.client.run("squeue", "-h", "-a", "-r", "-t", "all", *who, "-o", SQUEUE_FORMAT)
@@ -299,12 +289,7 @@ class SlurmCluster:
         return with_choice(tasks) if self._choice else tasks
 
     def cancel(self, job_ids: list[str]) -> None:
-        """End jobs (`123`) and tasks (`123_4`). Ignores those that have ended or never existed.
-
-        Raises:
-            ClusterSilent: no answer.
-            ClusterError: Slurm refused; the message has its words.
-        """
+        """End jobs (`123`) and tasks (`123_4`). Ignores those that have ended or never existed."""
         # scancel stops at the first malformed id, and takes some words for options.
         ids = [job_id for job_id in job_ids if re.fullmatch(r"[0-9]+(_[0-9]+)?", job_id)]
         for start in range(0, len(ids), _IDS_PER_CANCEL):

@@ -139,7 +139,6 @@ class Places:
 
         Raises:
             SettingsRefused: the job asks for more than a node's jobs may have.
-            ClusterSilent: no answer.
         """
         most = self.memory_limits(setting).most_per_node
         if self._settings.memory and most and job.memory_mib > most:

@@ -49,7 +49,6 @@ class TimeLimits:
         Raises:
             UserError: only jobs that are too short for any work are allowed.
             PlaceGone: the reservation of the settings is not there for this user.
-            ClusterSilent: no answer.
         """
         if self._clock() - self._since >= KNOWN_SECONDS:
             self._places.forget()
@@ -83,7 +82,6 @@ class TimeLimits:
 
         Raises:
             SettingsRefused: the job asks for more than is allowed.
-            ClusterSilent: no answer.
         """
         limit = self._longest(gpu_work=job.in_gpu_partition)
         if job.minutes > limit.minutes and not self._settings.of(job.in_gpu_partition).qos:

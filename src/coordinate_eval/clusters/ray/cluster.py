@@ -103,7 +103,6 @@ class RayCluster:
 
         Raises:
             UserError: there is no Ray here, it has another version, or it asks for a token.
-            ClusterSilent: no answer.
         """
         return {"scheduler": self._call("about")}
 
@@ -113,10 +112,6 @@ class RayCluster:
         A node where jobs could not work is among the others: one that does not share the folders,
         runs jobs as another user, or lacks this Python. Where no node has GPUs, an entry stands for
         those that an autoscaler may add: they can be waited for if their type is known.
-
-        Raises:
-            UserError: see `about`.
-            ClusterSilent: no answer.
         """
         with _laid_out(self._folders) as files:
             free, busy = self._call("nodes", files=files, **self._gpus)
@@ -153,19 +148,11 @@ class RayCluster:
         return job_id
 
     def poll(self, prefix: str) -> list[TaskStatus]:
-        """Return this user's tasks whose job name has this prefix, also many that have ended.
-
-        Raises:
-            ClusterSilent: no answer.
-        """
+        """Return this user's tasks whose job name has this prefix, also many that have ended."""
         return [TaskStatus.model_validate(each) for each in self._call("poll", prefix=prefix)]
 
     def cancel(self, job_ids: list[str]) -> None:
-        """End jobs and tasks. Those that have ended are ignored.
-
-        Raises:
-            ClusterSilent: no answer.
-        """
+        """End jobs and tasks. Those that have ended are ignored."""
         self._call("cancel", job_ids=job_ids)
 
     def _call(self, name: str, **arguments: object) -> Any:  # noqa: ANN401 - any JSON value

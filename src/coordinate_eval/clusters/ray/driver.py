@@ -174,11 +174,7 @@ class Driver:
         ]
 
     def _place(self, job: Job, files: Files) -> dict[str, Any]:
-        """Return the options that say on which nodes a job may start.
-
-        Raises:
-            SubmitRefused: its node is gone, or no node can do its work.
-        """
+        """Return the options that say on which nodes a job may start."""
         nodes = self._ray.nodes()
         names = on_node.names_of(nodes)
         if job.node is not None:

@@ -64,11 +64,7 @@ def with_default_command(args: list[str]) -> list[str]:
 
 
 def refuse_misspelled(args: list[str]) -> None:
-    """Refuse a first word that is no command and no file, but nearly the name of a command.
-
-    Raises:
-        UserError: the word nearly is a command; says which.
-    """
+    """Refuse a first word that is no command and no file, but nearly the name of a command."""
     word = args[0] if args else ""
     if not word or word in _commands() or not re.fullmatch(r"[a-z]+", word) or Path(word).exists():
         return

@@ -25,7 +25,6 @@ def whole_output() -> Iterator[None]:
     """Write what a block prints to the end; characters that the encoding lacks become "?".
 
     Raises:
-        CoordinateError: the output cannot be written.
         SystemExit: with 1, the reader has closed the pipe.
     """
     if sys.__stdout__ is None:  # closed by whoever started it
@@ -99,9 +98,6 @@ def log_to(path: Path, about: str) -> None:
     """Append all that this process and its children print from now on to a log of the user's.
 
     Each line of this process begins with the time and with what it is `about`.
-
-    Raises:
-        UserError: the log cannot be opened, or is a link or another user's.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

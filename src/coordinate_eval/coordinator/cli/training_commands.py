@@ -226,11 +226,7 @@ def _run_here(guard_dir: "GuardDir", cluster: "Cluster") -> int:
 
 
 def _cluster(settings: "Settings") -> "Cluster":
-    """Return the cluster, which has to be Slurm.
-
-    Raises:
-        UserError: it is another one.
-    """
+    """Return the cluster, which has to be Slurm."""
     from coordinate_eval.coordinator.inputs import clusters
 
     found = clusters.chosen(settings)
@@ -244,11 +240,7 @@ def _cluster(settings: "Settings") -> "Cluster":
 
 
 def _find(name: str | None, settings: "Settings") -> "tuple[GuardDir, Guarded]":
-    """Return a guard by its name or folder, or the latest one.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return a guard by its name or folder, or the latest one."""
     from coordinate_eval import _files
     from coordinate_eval.coordinator.training.guarding.attempts import GuardDir, guards_folder
     from coordinate_eval.coordinator.training.guarding.guard_job import open_guard, read_guarded

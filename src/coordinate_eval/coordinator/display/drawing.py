@@ -172,11 +172,7 @@ def check_page(file: Path, mark: str, option: str) -> None:
 
 
 def write_page(file: Path, page: str, mark: str, option: str) -> None:
-    """Write a page, in place of an earlier one with this mark.
-
-    Raises:
-        UserError: another file is there, or the page cannot be written.
-    """
+    """Write a page, in place of an earlier one with this mark."""
     try:
         check_page(file, mark, option)
         _files.write(file.resolve(), page)

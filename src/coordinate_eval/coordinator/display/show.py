@@ -117,9 +117,6 @@ def show(
 
     `html` is a file for the page and `scripts` a folder for the scripts. With `verbose` each
     submission is printed too, word by word.
-
-    Raises:
-        UserError: The page or the scripts cannot be written.
     """
     shown = [cluster.shown(job) for job in planned_jobs(planned, cluster, run_dir)]
     found = review(planned, offer, shown)
@@ -171,11 +168,7 @@ def _pullers(run: Run, run_dir: RunDir, kind: Pullers) -> Job:
 
 
 def check_outputs(html: Path | None, scripts: Path | None) -> None:
-    """Check that the page and the scripts have a place, before anything is built or written.
-
-    Raises:
-        UserError: Something else is there.
-    """
+    """Check that the page and the scripts have a place, before anything is built or written."""
     try:
         if html is not None:
             check_page(html, MARK, "--html")
@@ -186,11 +179,7 @@ def check_outputs(html: Path | None, scripts: Path | None) -> None:
 
 
 def write_page(file: Path, found: Review) -> None:
-    """Write the HTML page, in place of an earlier one.
-
-    Raises:
-        UserError: Another file is there, or the page cannot be written.
-    """
+    """Write the HTML page, in place of an earlier one."""
     drawing.write_page(file, render(found), MARK, "--html")
 
 

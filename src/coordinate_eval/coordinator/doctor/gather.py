@@ -204,11 +204,7 @@ def _ranks(world: World, node: str) -> list[_Rank]:
 
 
 def _await(go: Path, seconds: float) -> Address:
-    """Return the address with which a world begins, once it is there.
-
-    Raises:
-        TimeoutError: the address is not there in time.
-    """
+    """Return the address with which a world begins, once it is there."""
     end = time.monotonic() + seconds
     while (found := _files.read_record_if_there(go, Address)) is None:
         if time.monotonic() > end:

@@ -50,11 +50,7 @@ class TriedNode(Record):
 
 
 def check_torch() -> None:
-    """Check that torch is installed for this Python, which jobs use too.
-
-    Raises:
-        UserError: torch is not installed.
-    """
+    """Check that torch is installed for this Python, which jobs use too."""
     if find_spec("torch") is None:
         raise UserError(
             f"--nodes runs torch, which is not installed for {sys.executable}: "

@@ -119,7 +119,6 @@ def open_log(name: str) -> BinaryIO:
 
     Raises:
         ForeignError: it is not a regular file.
-        OSError: it cannot be read.
     """
     path = Path(os.path.realpath(name))
     return os.fdopen(_owner.open_file(path, anybodys=True), "rb")

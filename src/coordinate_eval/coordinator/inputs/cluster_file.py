@@ -89,11 +89,7 @@ class ClusterFile(Record):
 
 
 def load(path: Path) -> ClusterFile:
-    """Read a cluster file.
-
-    Raises:
-        UserError: The file is missing or malformed; names the field.
-    """
+    """Read a cluster file."""
     cluster = yaml_file.read_as(ClusterFile, path, "cluster file", "nodes")
     for name, count in Counter(node.name for node in cluster.nodes).items():
         if count > 1:

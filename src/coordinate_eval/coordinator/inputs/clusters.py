@@ -26,11 +26,7 @@ T = TypeVar("T")
 
 
 def by_name(name: str, settings: Settings) -> Cluster:
-    """Return the cluster with this name. It is not opened yet.
-
-    Raises:
-        UserError: there is no such scheduler.
-    """
+    """Return the cluster with this name. It is not opened yet."""
     if name not in _MAKERS:
         raise UserError(f"cluster {name!r} is unknown: choose one of {', '.join(_MAKERS)}")
     return _MAKERS[name](settings)

@@ -110,11 +110,7 @@ def identity(judge: JudgeSettings, suite: Suite) -> list[str]:
 
 
 def baseline_digest(baseline: str) -> str:
-    """Return a hash of the answers that are compared with, or of the run that has them.
-
-    Raises:
-        UserError: there is no such file or run.
-    """
+    """Return a hash of the answers that are compared with, or of the run that has them."""
     path = Path(baseline).expanduser()
     what = path / "run.json" if path.is_dir() else path
     text = _user_files.read_text(what, "setting judge.baseline:", anybodys=True)

@@ -35,11 +35,7 @@ class _Loader(_SafeLoader):
 
 
 def read(path: Path, what: str) -> object:
-    """Return the document in a file; `what` names it for the user, such as "cluster file".
-
-    Raises:
-        UserError: The file is missing or no YAML; says where.
-    """
+    """Return the document in a file; `what` names it for the user, such as "cluster file"."""
     text = _user_files.read_text(path, what, anybodys=True)
     try:
         if _too_deep(text):
@@ -54,11 +50,7 @@ def read(path: Path, what: str) -> object:
 
 
 def read_as(kind: type[ModelT], path: Path, what: str, key: str) -> ModelT:
-    """Return the document in a file as a model of this kind, whose main key is `key`.
-
-    Raises:
-        UserError: The file is missing, no YAML, or malformed; names the field.
-    """
+    """Return the document in a file as a model of this kind, whose main key is `key`."""
     tree = read(path, what)
     if not isinstance(tree, dict):
         raise UserError(f"{what} {path}: it must be a mapping with `{key}`")

@@ -341,11 +341,7 @@ def check_time(run: Run, offer: Offer, chosen: ChosenNodes, reviewed: Plan | Non
 
 
 def _check_ends(offer: Offer, seconds: float) -> None:
-    """Check that a plan of so many seconds ends before all jobs have to.
-
-    Raises:
-        UserError: It does not.
-    """
+    """Check that a plan of so many seconds ends before all jobs have to."""
     left = (offer.limits.until or math.inf) - offer.now
     if seconds > left:
         raise UserError(

@@ -37,11 +37,7 @@ def _digest(plan: Plan) -> str:
 
 
 def read(path: Path) -> Plan:
-    """Return the plan in a file.
-
-    Raises:
-        UserError: The file is missing, is not a plan@1, or was changed since it was printed.
-    """
+    """Return the plan in a file."""
     text = _user_files.read_text(path, "plan")
     try:
         plan = Plan.model_validate_json(text)

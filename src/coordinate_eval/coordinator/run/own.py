@@ -14,7 +14,6 @@ def own(root: Path) -> RunDir:
 
     Raises:
         ForeignError: it is not the user's own, or a link to it is not.
-        RecordError: it is missing, or cannot be read.
     """
     try:
         check_link(root)
@@ -30,7 +29,6 @@ def check_link(path: Path) -> None:
 
     Raises:
         ForeignError: the link is another user's.
-        OSError: nothing is there.
     """
     status = path.lstat()
     if path.is_symlink() and (why := _owner.foreign(status)):
@@ -90,10 +88,6 @@ def enter(root: Path) -> RunDir:
     """Return the user's own run directory, and make its empty folder the working directory.
 
     This process does not make the directory again if it is removed.
-
-    Raises:
-        ForeignError: it is not the user's own.
-        RecordError: it is missing, or cannot be read.
     """
     run_dir = own(root)
     _files.never_make(run_dir.root)

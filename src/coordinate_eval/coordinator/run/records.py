@@ -193,11 +193,7 @@ def write_planned(run_dir: RunDir, planned: Planned) -> None:
 
 
 def read_run(run_dir: RunDir) -> Run:
-    """Return the run of a directory, with its plan if there is one.
-
-    Raises:
-        RecordError: `run.json` is missing, or a file is torn or of another version.
-    """
+    """Return the run of a directory, with its plan if there is one."""
     run = read_run_if_there(run_dir)
     if run is None:
         raise RecordError(f"{run_dir.run} is missing")

@@ -42,11 +42,7 @@ Shards = Mapping[tuple[str, Conditions], Sequence[ShardDone]]
 
 
 def store_observations(run_dir: RunDir, run: Run) -> int:
-    """Put the run's observations into the store. Return the files written: 1, or 0 for no news.
-
-    Raises:
-        OSError: the store cannot be written.
-    """
+    """Put the run's observations into the store. Return the files written: 1, or 0 for no news."""
     store = Store(Path(run.settings.priors_dir).expanduser())
     return store.put(collect_observations(run_dir, run))
 

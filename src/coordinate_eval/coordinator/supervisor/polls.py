@@ -45,11 +45,7 @@ class Polls:
         """Factor on the time between two polls, for the user's runs beside this one."""
 
     def tasks(self) -> list[TaskStatus]:
-        """Return the run's tasks.
-
-        Raises:
-            ClusterSilent: the scheduler does not answer.
-        """
+        """Return the run's tasks."""
         found = self._cluster.poll(jobs.PREFIX)
         now = self._clock.passed()
         self.slower = slow_down(found) if now - self._began >= FULL_PACE_SECONDS else 1.0

@@ -156,11 +156,7 @@ def verdict(
 
 
 def _run(sandbox: Sandbox, question: Question) -> Answer:
-    """Run a program. A signal to this process ends it.
-
-    Raises:
-        SandboxError: the program could not be started.
-    """
+    """Run a program. A signal to this process ends it."""
     # A job has one core: a second program at the same time would slow the first one.
     try:
         (answer,) = sandbox.run_many([question], workers=1)

@@ -219,11 +219,7 @@ def answer_files(run_dir: RunDir, run: Run, shards: list[Shard]) -> AnswerFiles:
 
 
 def _ask(question: Callable[[], T]) -> T:
-    """Return the reply of a process of the harness; ask a new process if this one has ended.
-
-    Raises:
-        ProcessEnded: several have.
-    """
+    """Return the reply of a process of the harness; ask a new process if this one has ended."""
     for _ in range(TRIES - 1):
         try:
             return question()

@@ -168,11 +168,7 @@ class Reply(Asked, Seen, Scored):
 
 
 def read_reply(line: bytes, command: Command) -> Reply:
-    """Return the reply in a line.
-
-    Raises:
-        RecordError: it is no reply to this command.
-    """
+    """Return the reply in a line."""
     try:
         # Of a long line, whatever else it has is not looked at.
         if command.work is Work.QUESTIONS:
@@ -203,11 +199,7 @@ MOST_TIMEOUT_SECONDS = 3600.0
 
 
 def check_names(results: DatasetResults, names: set[str], dataset: Dataset) -> None:
-    """Check that scores concern nothing but the tasks and groups of the dataset.
-
-    Raises:
-        RecordError: scores name something else.
-    """
+    """Check that scores concern nothing but the tasks and groups of the dataset."""
     tables = (
         results.results,
         results.groups,
@@ -228,11 +220,7 @@ def check_names(results: DatasetResults, names: set[str], dataset: Dataset) -> N
 def check_item_scores(
     tables: list[ItemScores], names: set[str], items: int, dataset: Dataset
 ) -> None:
-    """Check that scores of items concern nothing but the tasks and items of the dataset.
-
-    Raises:
-        RecordError: scores name something else.
-    """
+    """Check that scores of items concern nothing but the tasks and items of the dataset."""
     for table in tables:
         if table.task not in names:
             raise disturbed(dataset, f"its process told of {table.task[:100]!r}")
@@ -244,9 +232,6 @@ def check_questions(questions: list[Question], dataset: Dataset, judge: str) -> 
     """Check that questions are what a metric may ask: programs, or a rubric's of its judge.
 
     Each must have its own id. Programs have a time that can be waited for.
-
-    Raises:
-        RecordError: a question is something else.
     """
     if dataset.rubric is not None:
         for question in questions:
@@ -301,11 +286,7 @@ class _Asked(Record):
 
 
 def check_verdicts(verdicts: list[LoggedVerdict], names: set[str], dataset: Dataset) -> None:
-    """Check that verdicts concern nothing but the tasks of the dataset.
-
-    Raises:
-        RecordError: verdicts name something else.
-    """
+    """Check that verdicts concern nothing but the tasks of the dataset."""
     foreign = {verdict.task for verdict in verdicts} - names
     if foreign:
         raise disturbed(dataset, f"its process told of {min(foreign)[:100]!r}")

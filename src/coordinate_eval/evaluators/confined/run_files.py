@@ -35,9 +35,6 @@ class _RunFiles:
         """Copy the files into memory, and give a descriptor that nobody can write through.
 
         An open file of the run would not do: whoever has it can open it again to write.
-
-        Raises:
-            OSError: a file cannot be read now.
         """
         copy = os.memfd_create("responses", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:

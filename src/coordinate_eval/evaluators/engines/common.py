@@ -205,11 +205,7 @@ def probe(kind: RequestKind, tokens: list[int], **fields: Any) -> Request:
 
 
 def check_probed(response: Response) -> float:
-    """Return the log-likelihood of a text with which an engine was tried.
-
-    Raises:
-        EngineError: it is none.
-    """
+    """Return the log-likelihood of a text with which an engine was tried."""
     if response.logprob is None or not response.logprob <= 0:  # also if it is no number
         raise EngineError(
             f"a text has the log-likelihood {response.logprob}: are all weights finite?"

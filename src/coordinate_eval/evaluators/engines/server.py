@@ -51,11 +51,7 @@ _GLANCE_SECONDS: Final = 1.0
 
 
 def check_args(args: Mapping[str, Any], *, here: bool = True) -> None:
-    """Check the names and values of engine arguments.
-
-    Raises:
-        UserError: an argument is unknown or wrong, or there is not one server.
-    """
+    """Check the names and values of engine arguments."""
     common.check_names("the engine server", args, _ARGUMENTS)
     for name, value in args.items():
         if name in ("concurrency", "start_minutes"):
@@ -252,9 +248,6 @@ class ServerEngine:
         """Answer every request once, in the order in which they finish. Drop unwanted ones.
 
         Closing the returned generator drops the requests in flight. The engine stays usable.
-
-        Raises:
-            EngineError: the server failed, or a request cannot be answered.
         """
         done = asyncio.Queue[asyncio.Task[list[Response]]]()
         flight: dict[asyncio.Task[list[Response]], list[Request]] = {}
@@ -347,11 +340,7 @@ class ServerEngine:
             raise EngineError(f"another user's server answers at {self._where}")
 
     def _check_runs(self) -> None:
-        """Check that the server has not ended.
-
-        Raises:
-            EngineError: it has.
-        """
+        """Check that the server has not ended."""
         if self._closed:
             raise EngineError("this engine is closed: start another")
         if self._process is not None:

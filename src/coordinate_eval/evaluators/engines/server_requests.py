@@ -300,11 +300,7 @@ _OWN: Final = -2
 
 
 def _checked(rows: list[Mapping[int, Logprob]], ask: Ask) -> list[Mapping[int, Logprob]]:
-    """Return a row for each token of a prompt, with its own token in it.
-
-    Raises:
-        ValueError, KeyError: there is none for a scored one.
-    """
+    """Return a row for each token of a prompt, with its own token in it."""
     if len(rows) < len(ask.tokens):
         raise ValueError(f"{len(rows)} of {len(ask.tokens)} tokens")
     found = rows[: len(ask.tokens)]

@@ -52,11 +52,7 @@ WORDS = ("the", "answer", "is", "yes", "no", "Paris", "42", "return", "def", "x"
 
 
 def check_args(args: Mapping[str, Any], *, here: bool = True) -> None:
-    """Check the names and values of engine arguments.
-
-    Raises:
-        UserError: an argument is unknown, or not a number in its range.
-    """
+    """Check the names and values of engine arguments."""
     common.check_names("the simulated engine", args, _DEFAULTS)
     for name, value in args.items():
         least = 1 if name == "concurrency" else 0

@@ -39,11 +39,7 @@ More batches sort better, but pull requests earlier.
 
 
 def check_args(args: Mapping[str, Any], *, here: bool = True) -> None:
-    """Check the names and values of engine arguments. Needs no torch.
-
-    Raises:
-        UserError: an argument is unknown, or has a value that it cannot have.
-    """
+    """Check the names and values of engine arguments. Needs no torch."""
     common.check_names("the transformers engine", args, ("batch_size", "dtype", "device"))
     size = args.get("batch_size", _BATCH_SIZE)
     if type(size) is not int or size < 1:
@@ -135,11 +131,7 @@ class TransformersEngine:
     def run(
         self, requests: Iterator[Request], unwanted: Unwanted = all_wanted
     ) -> Iterator[Response]:
-        """Answer every request once, but for unwanted ones. Pulls at most sixteen batches ahead.
-
-        Raises:
-            EngineError: the model failed, or a request cannot be answered.
-        """
+        """Answer every request once, but for unwanted ones. Pulls at most sixteen batches ahead."""
         while ahead := list(islice(requests, _LOOK_AHEAD * self._batch_size)):
             for request in ahead:
                 common.check(
@@ -184,11 +176,7 @@ class TransformersEngine:
         return loaded if device == "auto" else loaded.to(device)
 
     def _probe(self) -> None:
-        """Score a text, before any request depends on it.
-
-        Raises:
-            EngineError: the model cannot score, or its weights are not finite.
-        """
+        """Score a text, before any request depends on it."""
         tokens = [number % self._vocabulary for number in range(3, 7)]
         request = common.probe(RequestKind.LOGLIKELIHOOD, tokens[:2], continuation=tokens[2:])
         common.check_probed(*self._answer([request]))

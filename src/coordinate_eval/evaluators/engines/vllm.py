@@ -241,9 +241,6 @@ class VllmEngine:
         """Answer every request once, in the order in which they finish. Abort unwanted ones.
 
         Closing the returned generator aborts the requests in flight. The engine stays usable.
-
-        Raises:
-            EngineError: vLLM failed, or a request cannot be answered.
         """
         flight: dict[str, tuple[_Work, Any]] = {}
         groups: Iterator[list[Request]] | None = together(requests)
@@ -285,9 +282,6 @@ class VllmEngine:
         """Score a text in each way and write one, before any request depends on it.
 
         Where scoring by ids fails or differs, texts are scored as in versions of vLLM without it.
-
-        Raises:
-            EngineError: vLLM cannot score, or cannot write.
         """
         tokens = [number % self._vocabulary for number in range(3, 7)]
         ids, by_ids = self.most_ids, math.nan
@@ -350,11 +344,7 @@ class VllmEngine:
         return [output for output in outputs if output.finished]
 
     def _running(self) -> Any:
-        """Return vLLM's engine.
-
-        Raises:
-            EngineError: this one is closed.
-        """
+        """Return vLLM's engine."""
         if self._engine is None:
             raise EngineError("this vLLM engine is closed: start another")
         return self._engine

@@ -56,12 +56,7 @@ _MOST_HOPS = 4
 
 
 def check_args(args: Mapping[str, Any], *, here: bool = True) -> None:
-    """Check the names and values of engine arguments, as read from JSON. See `EngineModule`.
-
-    Raises:
-        UserError: an argument is unknown to the installed vLLM, has a value of another type, or
-            is not the user's to give.
-    """
+    """Check the names and values of engine arguments, as read from JSON. See `EngineModule`."""
     for name in args:
         if name in _OURS:
             raise UserError(f"engine argument {name} cannot be given: {_OURS[name]}")
@@ -91,9 +86,6 @@ def check_quantization(method: str) -> None:
     """Check that the installed vLLM knows how a checkpoint's weights are quantized.
 
     A plugin may teach it more.
-
-    Raises:
-        UserError: It does not.
     """
     root = _installed()
     plugins = entry_points(group="vllm.general_plugins")

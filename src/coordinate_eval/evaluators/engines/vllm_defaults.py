@@ -50,9 +50,6 @@ def engine_arguments(
 
     Steps have so many times fewer tokens as `lighter` says, whoever has chosen them, where the
     model starts with any.
-
-    Raises:
-        UserError: an argument is unknown, or not the user's to give.
     """
     check_args(args)
     chosen: dict[str, Any] = {

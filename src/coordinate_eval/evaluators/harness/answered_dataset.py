@@ -79,9 +79,6 @@ class AnsweredDataset(ABC):
         """Return the instances of the answered items with their responses.
 
         With `whole`, return the instances of all items, and give them to their tasks.
-
-        Raises:
-            RecordError: a response is missing, answers another prompt, or has no request.
         """
 
     @abstractmethod

@@ -134,12 +134,7 @@ class HarnessEvaluator:
         self._item_scores: list[ItemScores] = []
 
     def build(self, dataset: Dataset, write: Callable[[Request], None]) -> DatasetRequests:
-        """Call `write` with every request of the dataset, in item order.
-
-        Raises:
-            UserError: the task is unknown or malformed, it has no items, or a prompt does not suit
-                this model.
-        """
+        """Call `write` with every request of the dataset, in item order."""
         prompt_tokens = cached_tokens = generate_requests = 0
         largest, context = -1, 0
         by_task: Counter[str] = Counter()
@@ -222,9 +217,6 @@ class HarnessEvaluator:
 
         Returns:
             the names that its results may have, of its tasks and groups.
-
-        Raises:
-            UserError: the task is unknown, malformed, or has no items.
         """
         with harness_session():
             loaded = (self._kept.unchanged(dataset, index) or self._kept.built(dataset)).loaded
@@ -232,12 +224,7 @@ class HarnessEvaluator:
         return result_names(dataset, top=loaded.top, names=[*loaded.tasks, *loaded.table["groups"]])
 
     def questions(self, dataset: Dataset, responses: Iterable[Response]) -> list[Question]:
-        """Return the questions that the metric asks about some items, without duplicates.
-
-        Raises:
-            RecordError: a response is missing, or answers another prompt.
-            UserError: the task's own code fails.
-        """
+        """Return the questions that the metric asks about some items, without duplicates."""
         collector = Collector()
         with harness_session():
             found, answered = self._kept.answered(dataset, responses, whole=False)
@@ -408,9 +395,6 @@ def _check_judged(built: BuiltDataset) -> tuple[list[str], str]:
 
     Returns:
         the ids by which a baseline's answers are found, and an example of a question.
-
-    Raises:
-        UserError: the rubric needs what a document lacks.
     """
     ids, example = [], ""
     for name, judged in built.loaded.judged.items():

@@ -204,11 +204,7 @@ def _links() -> dict[str, str]:
 
 @cache
 def _bubblewrap_program() -> tuple[str, frozenset[str]]:
-    """Return the path of bubblewrap, and those of its options that not all versions have.
-
-    Raises:
-        OSError: it is not installed, or too old to limit the size of /tmp.
-    """
+    """Return the path of bubblewrap, and those of its options that not all versions have."""
     # Looked up here, because a program's environment has another PATH.
     found = shutil.which("bwrap")
     if found is None:

@@ -221,11 +221,7 @@ class Sandbox:
         user: int | None,
         home: str | None,
     ) -> "subprocess.Popen[bytes]":
-        """Start a warden of a program, as `user` and in `home`. What it says goes to `channel`.
-
-        Raises:
-            OSError: what this level needs is not there.
-        """
+        """Start a warden of a program, as `user` and in `home`. What it says goes to `channel`."""
         view = toolchain.view if toolchain else View()
         before, confinement = confined(self.level, view, user)
         arguments = (

@@ -183,22 +183,14 @@ LANGUAGES: Final[Mapping[str, Language]] = {
 
 
 def language(name: str) -> Language:
-    """Return the row of a language.
-
-    Raises:
-        UserError: there is none of this name.
-    """
+    """Return the row of a language."""
     if name not in LANGUAGES:
         raise UserError(f"programs in {name!r} cannot be run: known are {', '.join(LANGUAGES)}")
     return LANGUAGES[name]
 
 
 def missing_packages(names: Iterable[str]) -> list[str]:
-    """Return the Debian packages that these languages need and this machine lacks.
-
-    Raises:
-        UserError: a language is unknown.
-    """
+    """Return the Debian packages that these languages need and this machine lacks."""
     needs = {path: package for name in names for path, package in language(name).needs.items()}
     return sorted({package for path, package in needs.items() if not _found(path)})
 
@@ -286,11 +278,7 @@ class Toolchains:
         variables: Mapping[str, str],
         folder: Path | None = None,
     ) -> str:
-        """Run a command of a toolchain, and return what it prints.
-
-        Raises:
-            UserError: the command fails.
-        """
+        """Run a command of a toolchain, and return what it prints."""
         enter = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', str(folder or "/")]
         try:
             done = subprocess.run(

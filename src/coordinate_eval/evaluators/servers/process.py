@@ -69,11 +69,7 @@ class Process:
         return None if status is None else 128 - status if status < 0 else status
 
     def check(self) -> None:
-        """Check that it has not ended.
-
-        Raises:
-            ServerEnded: it has.
-        """
+        """Check that it has not ended."""
         if (status := self.ended) is not None:
             raise ServerEnded(f"{self._name} ended (exit status {status}){self.last_words}")
 

@@ -27,11 +27,7 @@ def show_advice(
     *,
     as_json: bool,
 ) -> int:
-    """Print whether a training goes on. Return the exit status: 0 it does, 1 it goes back.
-
-    Raises:
-        UserError: there are neither reports of a loss nor scores.
-    """
+    """Print whether a training goes on. Return the exit status: 0 it does, 1 it goes back."""
     points, notes = all_points(logs, read_patterns(patterns))
     detector = Detector()
     detector.take(points)

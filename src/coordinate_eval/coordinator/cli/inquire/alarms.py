@@ -20,9 +20,6 @@ def show_alarms(settings: Settings, wanted: Wanted, *, as_json: bool) -> int:
     """Print the alarms of trainings, the newest last. Return the exit status.
 
     It is 1 if an alarm is true of the newest checkpoint of a training.
-
-    Raises:
-        UserError: there is no such training.
     """
     known, problems = load(settings)
     found = series(known, wanted.trainings, wanted.suite)

@@ -58,11 +58,7 @@ def find_run(name: str, settings: Settings) -> RunDir:
 
 
 def find_previous(name: str, settings: Settings, training: str) -> RunDir:
-    """Return the run of this name, of a checkpoint, or the latest run of a step of a training.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the run of this name, of a checkpoint, or the latest run of a step of a training."""
     if name.isdecimal():
         for run_dir, run in find_all(settings)[0]:
             step = step_of(run.checkpoint.path) if run.step is None else run.step

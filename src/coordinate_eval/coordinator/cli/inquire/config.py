@@ -13,11 +13,7 @@ from coordinate_eval.coordinator.inputs.layers import flatten, load, meaning
 
 
 def show_config(file: Path | None, *, as_json: bool) -> None:
-    """Print the settings: a table on a terminal, in a pipe one whole line for each.
-
-    Raises:
-        UserError: a setting is unknown or impossible.
-    """
+    """Print the settings: a table on a terminal, in a pipe one whole line for each."""
     settings, sources = load({}, file)
     values = flatten(settings.model_dump(mode="json"))
     origins = {name: sources.get(name, "default") for name in values}

@@ -39,9 +39,6 @@ def show_causes(settings: Settings, asked: Asked) -> int:
     Returns:
         The exit status: 1 if a cause is not known, or if a run has ended without all of its results
         and no job of it failed.
-
-    Raises:
-        UserError: there is no such run or log, or the rules cannot be used.
     """
     rules = read_rules()
     paths = [Path(each) for each in asked.what]

@@ -29,11 +29,7 @@ _STYLES = {"GO": "green", "NO-GO": "red", "INCONCLUSIVE": "yellow"}
 def show_gate(
     settings: Settings, name: str, policy_file: Path, against: str | None, *, as_json: bool
 ) -> int:
-    """Print whether a run meets a policy. Return the exit status: 0 GO, 1 NO-GO, 3 INCONCLUSIVE.
-
-    Raises:
-        UserError: a run or the policy is not there, or a rule names what is not there.
-    """
+    """Print whether a run meets a policy. Return the exit status: 0 GO, 1 NO-GO, 3 INCONCLUSIVE."""
     policy = read_policy(policy_file)
     with _owner.for_show():
         run_dir = find_run(name, settings)

@@ -113,9 +113,6 @@ def show_history(settings: Settings, wanted: Wanted, form: str, parquet: Path | 
         wanted: which checkpoints and columns.
         form: table, csv or json.
         parquet: a file that gets a line for each checkpoint and dataset.
-
-    Raises:
-        UserError: there is no such training or column, or the file cannot be written.
     """
     known, problems = load(settings)
     found = series(known, wanted.trainings, wanted.suite)
@@ -139,11 +136,7 @@ def show_history(settings: Settings, wanted: Wanted, form: str, parquet: Path | 
 
 
 def show_best(settings: Settings, wanted: Wanted, by: str, *, as_json: bool) -> None:
-    """Print the checkpoint with the best value of a dataset, group or mean.
-
-    Raises:
-        UserError: there is no such training or column, or no checkpoint has all of its scores.
-    """
+    """Print the checkpoint with the best value of a dataset, group or mean."""
     known, problems = load(settings)
     found = series(known, wanted.trainings, wanted.suite)
     chosen = best(found, column(by, found))

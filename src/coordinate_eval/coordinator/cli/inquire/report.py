@@ -36,11 +36,7 @@ def show_report(
     suite: str | None,
     output: Path | None,
 ) -> None:
-    """Write a page of trainings, or of the run that is named alone. Print its path.
-
-    Raises:
-        UserError: there is no such training or run, or the page cannot be written.
-    """
+    """Write a page of trainings, or of the run that is named alone. Print its path."""
     if len(names) == 1 and (run_dir := _run(names[0], settings)) is not None:
         if against or suite or output:
             raise UserError(
@@ -101,9 +97,6 @@ def _chosen(
     """Return the checkpoints that are shown, and those that they are compared with.
 
     The latter are all of a training, or a single one.
-
-    Raises:
-        UserError: there is no such training, run or checkpoint.
     """
     own = series(known, names, suite).rows
     if against is None:

@@ -32,11 +32,7 @@ Found = tuple[RunDir, Run]
 
 
 def find(name: str | None, settings: Settings) -> RunDir:
-    """Return the user's run with this id or directory; without a name, the latest run.
-
-    Raises:
-        UserError: there is none, or it is not the user's own.
-    """
+    """Return the user's run with this id or directory; without a name, the latest run."""
     home = Path(settings.runs_dir).expanduser()
     if name is not None:
         # An id is looked up first: a folder of that name may lie in a checkpoint. One's own run
@@ -62,9 +58,6 @@ def open_to_show(name: str | None, settings: Settings) -> Iterator[tuple[RunDir,
     """Open the run of `find` during the block. Yield it and, if it is foreign, the reason.
 
     Another user's files are read meanwhile.
-
-    Raises:
-        UserError: there is no such run.
     """
     why = ""
     try:
@@ -147,9 +140,6 @@ def list_runs(
 ) -> None:
     """Print the newest runs: id, suite, state, age, and one dataset's score. A run's id begins with
     the name of its checkpoint.
-
-    Raises:
-        UserError: no run has this dataset.
     """
     found, problems = find_all(settings, wanted)
     if dataset is not None and not any(_has(run, dataset) for _, run in found):

@@ -56,11 +56,7 @@ FOLLOW_SECONDS = 2.0
 
 
 def show_status(name: str | None, settings: Settings, *, as_json: bool, follow: bool) -> int:
-    """Print the state of a run, once or until it ends; return the exit status.
-
-    Raises:
-        UserError: there is no such run, or `follow` and `as_json` are both asked for.
-    """
+    """Print the state of a run, once or until it ends; return the exit status."""
     if as_json and follow:
         raise UserError("--follow shows a screen and --json prints one document: give one of them")
     try:
@@ -268,11 +264,7 @@ def _next(phase: Phase, name: str) -> str:
 
 
 def show_ledger(name: str | None, settings: Settings, *, as_json: bool, follow: bool) -> None:
-    """Print the ledger of a run: as it ended, or so far.
-
-    Raises:
-        UserError: there is no such run, or it is asked to follow the ledger.
-    """
+    """Print the ledger of a run: as it ended, or so far."""
     if follow:
         raise UserError("--ledger is of one moment: leave out --follow")
     with open_to_show(name, settings) as (run_dir, _):

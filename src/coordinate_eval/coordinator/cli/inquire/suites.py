@@ -56,11 +56,7 @@ def list_shipped(*, as_json: bool) -> None:
 
 
 def model_of(model: str | None, checkpoint: Path | None) -> tuple[str, Checkpoint]:
-    """Return the model to predict for, and its name for people.
-
-    Raises:
-        UserError: both are named, or the one that is cannot be used.
-    """
+    """Return the model to predict for, and its name for people."""
     if checkpoint is None:
         name = model or DEFAULT_SIZE
         return name, llama_like(parameter_count(name))

@@ -59,11 +59,7 @@ class CronJob:
     """Notes for the user."""
 
     def write(self) -> None:
-        """Write the script, for the user's eyes only.
-
-        Raises:
-            UserError: it cannot be written, or others could change it.
-        """
+        """Write the script, for the user's eyes only."""
         try:
             _files.own_folder(self.path.parent)
             _check_above(self.path.parent)
@@ -82,9 +78,6 @@ def cron_job(
         argv: the command line after `watch`.
         every_seconds: from one look to the next.
         settings: where runs, and so the log, are, and what jobs inherit.
-
-    Raises:
-        UserError: no line can say it.
     """
     there = None if folder is None else folder.absolute()
     words = [str(there) if word == str(folder) else word for word in argv]
@@ -122,12 +115,7 @@ def cron_job(
 
 
 def _check_above(folder: Path) -> None:
-    """Check that nobody can put another folder in the place of this one: bash would not look.
-
-    Raises:
-        ForeignError: somebody can.
-        OSError: it is not there.
-    """
+    """Check that nobody can put another folder in the place of this one: bash would not look."""
     for above in folder.resolve().parents:
         status = above.stat()
         fixed = not status.st_mode & 0o022 or status.st_mode & stat.S_ISVTX

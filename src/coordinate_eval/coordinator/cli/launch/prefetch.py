@@ -27,11 +27,7 @@ from coordinate_eval.errors import UserError
 
 
 def latest_checkpoint(settings: Settings) -> Path | Members:
-    """Return the checkpoint of the user's latest run, and say so.
-
-    Raises:
-        UserError: there is no run.
-    """
+    """Return the checkpoint of the user's latest run, and say so."""
     try:
         found = read_run(find(None, settings)).checkpoint
     except UserError as error:

@@ -58,11 +58,7 @@ def rescore_run(
 
 
 def _check_judge(made: Run) -> int:
-    """Return how many questions the judge of a rescoring gets at most, if it can be asked.
-
-    Raises:
-        UserError: by the settings, the judge cannot be asked, or its budget is too small.
-    """
+    """Return how many questions the judge of a rescoring gets at most, if it can be asked."""
     judge.check(made.settings.judge, made.suite, os.environ)
     items = Counter[str]()
     for shard in made.shards:

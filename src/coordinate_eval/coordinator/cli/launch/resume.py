@@ -116,9 +116,6 @@ def supervise_from_here(settings: Settings) -> list[str]:
     """Give a supervisor to the runs that no job can supervise, and that have none.
 
     Return a line for each, for people.
-
-    Raises:
-        ClusterSilent: the scheduler does not answer.
     """
     if clusters.why_not_from_here(clusters.DESCRIBED) or "SLURM_JOB_ID" in os.environ:
         return []
@@ -181,9 +178,6 @@ def _prepare(run_dir: RunDir, run: Run, *, supervised: bool, asked_again: bool) 
     """Say why the run stopped, and mark it as resumed.
 
     Asking again for a run that is supervised does not mark it: what failed goes on counting.
-
-    Raises:
-        CoordinateError: the run was asked for too often without progress.
     """
     if asked_again and not supervised and not run_dir.cancelled.exists():
         name = name_for_commands(run_dir, run, run.settings)

@@ -116,7 +116,6 @@ def _start_new(
 
     Raises:
         RunExists: Another process has made the same run meanwhile.
-        UserError: The run cannot start.
     """
     settings = inputs.settings
     with working_in(""), cluster:
@@ -243,11 +242,7 @@ def say_where_tasks_look(inputs: Inputs) -> None:
 
 
 def look_at_server(inputs: Inputs) -> None:
-    """Ask the server of others that is the engine, if one is, what it has.
-
-    Raises:
-        UserError: it cannot be the engine of this run.
-    """
+    """Ask the server of others that is the engine, if one is, what it has."""
     engine = inputs.settings.engine
     if engine.elsewhere:
         from coordinate_eval.evaluators.engines.server import look
@@ -259,11 +254,7 @@ def look_at_server(inputs: Inputs) -> None:
 
 
 def _check_folders(settings: Settings, root: Path) -> None:
-    """Check that a run and its requests can be written, and warn if nothing can be learned from it.
-
-    Raises:
-        UserError: `runs_dir` or `cache_dir` cannot be written, or the run directory cannot be made.
-    """
+    """Check that a run and its requests can be written. Warn if nothing can be learned from it."""
     check_writable(settings, "cache_dir")
     if root.is_relative_to(Path(settings.runs_dir).expanduser().absolute()):
         check_writable(settings, "runs_dir")

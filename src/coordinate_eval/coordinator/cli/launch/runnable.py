@@ -25,9 +25,6 @@ def runnable(inputs: Inputs, *, scored: bool = True) -> Inputs:
     missing, or that ask for what engines or the checkpoint do not have, stay in the run if the
     inputs are not strict. Building their prompts fails, so that the run ends incomplete without
     them.
-
-    Raises:
-        UserError: No dataset can be run, or one cannot and the inputs are strict.
     """
     kept, left_out = suite.runnable(inputs.suite, inputs.settings.judge if scored else None)
     wrong = known_tasks.wrong_tasks(kept, _cache(inputs.settings), inputs.folder)
@@ -38,11 +35,7 @@ def runnable(inputs: Inputs, *, scored: bool = True) -> Inputs:
 
 
 def check_common(settings: Settings, asked: Suite, *, strict: bool) -> None:
-    """Check what would be wrong for every checkpoint: settings, and the suite.
-
-    Raises:
-        UserError: no checkpoint can be evaluated.
-    """
+    """Check what would be wrong for every checkpoint: settings, and the suite."""
     named = judge_checkpoint.named(settings)
     here = settings.container.image_of("trial") is None
     engines.check_args(settings.engine.name, settings.engine.args, here=here)
@@ -60,11 +53,7 @@ def _cache(settings: Settings) -> Path:
 
 
 def _check_wrong(wrong: Mapping[str, str], kept: Suite, *, strict: bool) -> None:
-    """Say on stderr which datasets of a suite cannot be evaluated, if others can.
-
-    Raises:
-        UserError: none can, or `strict`.
-    """
+    """Say on stderr which datasets of a suite cannot be evaluated, if others can."""
     if not wrong:
         return
     said = "\n".join(wrong.values())

@@ -68,9 +68,6 @@ def request(
         mapping: from the names of its tensors to Hugging Face's, if one is named.
         base: stands in for the base that an adapter names.
         run_dir: the run directory, if one is named.
-
-    Raises:
-        UserError: it cannot be written.
     """
     checkpoint, named = inputs.checkpoint.path, checkpoints.named(inputs.checkpoint)
     values = flatten(given.model_dump(mode="json", exclude_unset=True))
@@ -115,10 +112,6 @@ def submit_waiting(settings: Settings, *, dry: bool = False) -> list[Waiting]:
 
     One that fails stops no other, unless the scheduler is silent for all. Nothing is submitted if
     this is `dry`, or from a machine without sbatch.
-
-    Raises:
-        ClusterSilent: the scheduler does not answer.
-        UserError: the spool is another user's, or cannot be read.
     """
     runs_dir = Path(settings.runs_dir).expanduser().absolute()
     found = list(spool.waiting(runs_dir, time.time()))
@@ -179,12 +172,7 @@ def _start(spooled: Spooled, runs_dir: Path) -> Path:
 
 
 def _as_seen_here(spooled: Spooled, settings: Settings) -> Spooled:
-    """Return what was asked for with the paths of this machine.
-
-    Raises:
-        _NotThere: the checkpoint was removed.
-        UserError: its path leads elsewhere here.
-    """
+    """Return what was asked for with the paths of this machine."""
     mounts = [
         (os.path.expanduser(mount.source), mount.target)  # noqa: PTH111 - keeps its text
         for mount in settings.container.mounted

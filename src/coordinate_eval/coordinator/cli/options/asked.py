@@ -62,11 +62,7 @@ class AskedPrompts:
         return {name: getattr(self, option) for option, name in _STAND_INS.items()}
 
     def load(self, settings_file: Path | None) -> tuple[Settings, Suite]:
-        """Return the settings with these options, those that are None left out, and the suite.
-
-        Raises:
-            UserError: a setting or the suite is wrong.
-        """
+        """Return the settings with these options, those that are None left out, and the suite."""
         from coordinate_eval.coordinator.inputs.suites.suite import load, narrow
 
         given = {each.name: getattr(self, each.name) for each in fields(self)}

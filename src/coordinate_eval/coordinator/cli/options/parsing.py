@@ -91,11 +91,7 @@ def restraint(text: str) -> float | None:
 
 
 def numbers(text: str) -> list[float]:
-    """Return the numbers that an option's text lists, after commas or spaces.
-
-    Raises:
-        UserError: the text is no list of numbers.
-    """
+    """Return the numbers that an option's text lists, after commas or spaces."""
     try:
         return [float(each) for each in re.split(r"[,\s]+", text.strip())]
     except ValueError as error:

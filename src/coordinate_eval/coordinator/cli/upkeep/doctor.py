@@ -61,11 +61,6 @@ def find_bad_nodes(settings: Settings, names: str | None, *, as_json: bool) -> i
 
     Args:
         names: of the nodes, such as gpu[1-4,7]; None for all that are free.
-
-    Raises:
-        UserError: these settings name no cluster of several nodes, or a node that does not exist,
-            or torch is not installed.
-        ClusterSilent: the scheduler does not say which nodes there are.
     """
     for each in (signal.SIGTERM, signal.SIGHUP):  # as when a connection ends: leave no job behind
         if signal.getsignal(each) is signal.SIG_DFL:
@@ -121,11 +116,7 @@ MOST_RUNS = 20
 
 
 def examine_all(settings: Settings, *, submit: bool, as_json: bool) -> int:
-    """Check this machine, and with `submit` what jobs find; return the exit status.
-
-    Raises:
-        UserError: jobs cannot be submitted with these settings.
-    """
+    """Check this machine, and with `submit` what jobs find; return the exit status."""
     cluster = clusters.chosen(settings)
     if submit and cluster is None:
         raise UserError(f"cluster file {settings.cluster} takes no jobs: leave out --submit")

@@ -42,7 +42,6 @@ def load(name: str, place: Place) -> Rubric:
         place: where the suite names it.
 
     Raises:
-        ForeignError: Others can change it.
         UserError: There is none, or it is malformed; names file and line.
     """
     if name in shipped_rubrics():

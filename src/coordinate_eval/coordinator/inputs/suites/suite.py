@@ -67,7 +67,6 @@ def load(name: str) -> Suite:
     """Return the suite in a file, or the shipped suite with this name.
 
     Raises:
-        ForeignError: Others can change it or its tasks.
         UserError: There is none, or it is malformed; names file and line.
     """
     found = _made(suite_yaml.find(name))
@@ -91,7 +90,6 @@ def check_tasks(suite: Suite, trusted_users: Iterable[str] = ()) -> None:
     good as the program.
 
     Raises:
-        ForeignError: Others can change one.
         UserError: this machine knows no user of a name.
     """
     _owner.trust(trusted_users)

@@ -60,11 +60,7 @@ def shipped_rubrics() -> list[str]:
 
 
 def find(name: str, folder: Path = Path()) -> Source:
-    """Return the suite in a file, relative to `folder`, or the shipped suite with this name.
-
-    Raises:
-        UserError: There is none, or it cannot be read.
-    """
+    """Return the suite in a file, relative to `folder`, or the shipped suite with this name."""
     # A shipped suite's name means nothing else, whatever lies in the folder.
     if name in shipped():
         path = shipped_folder() / f"{name}.yaml"

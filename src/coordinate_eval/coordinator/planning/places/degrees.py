@@ -52,11 +52,7 @@ _LEAST_CAPABILITY: Final = {
 
 
 def check_gpu(checkpoint: Checkpoint, engine: EngineSettings, gpu_type: str) -> None:
-    """Check that vLLM computes with the checkpoint's quantized weights on GPUs of a type.
-
-    Raises:
-        UserError: It refuses to.
-    """
+    """Check that vLLM computes with the checkpoint's quantized weights on GPUs of a type."""
     least = _LEAST_CAPABILITY.get(checkpoint.quantization, 0)
     has = gpus.lookup(gpu_type).capability
     if engine.name == "vllm" and 0 < has < least:
@@ -68,11 +64,7 @@ def check_gpu(checkpoint: Checkpoint, engine: EngineSettings, gpu_type: str) -> 
 
 
 def check_tensor(checkpoint: Checkpoint, engine: EngineSettings, tensor: int) -> None:
-    """Check that vLLM shares the layers of a model among so many GPUs.
-
-    Raises:
-        UserError: It refuses to.
-    """
+    """Check that vLLM shares the layers of a model among so many GPUs."""
     if engine.name == "vllm" and tensor > 1 and not _of(checkpoint, tensor, pipeline=1):
         raise UserError(
             f"[trial] tensor_parallel is {tensor}, and so many GPUs cannot share "

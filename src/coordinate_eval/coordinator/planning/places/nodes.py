@@ -122,11 +122,7 @@ def queued_nodes(demand: Demand, nodes: Sequence[Node], busy: Sequence[Busy]) ->
 
 
 def _queued_on(demand: Demand, kind: tuple[str, float], every: Sequence[int]) -> ChosenNodes:
-    """Return the stand-in with GPUs of a type and memory, of which nodes have so many each.
-
-    Raises:
-        UserError: The checkpoint does not fit on them.
-    """
+    """Return the stand-in with GPUs of a type and memory, of which nodes have so many each."""
     check_gpu(demand.checkpoint, demand.settings.engine, kind[0])
     try:
         degrees = degrees_of(demand, kind, [QUEUED_TRIALS])
@@ -154,11 +150,7 @@ def _gpus_of(nodes: Sequence[Node | Busy], gpu_type: str) -> list[int]:
 
 
 def _degrees_on(demand: Demand, alike: Sequence[Node], busy: Sequence[Busy]) -> Degrees:
-    """Return the degrees on nodes with GPUs of one type: on free nodes, else on all nodes.
-
-    Raises:
-        UserError: The checkpoint fits no number of their GPUs.
-    """
+    """Return the degrees on nodes with GPUs of one type: on free nodes, else on all nodes."""
     kind = alike[0].gpu_type, max(node.gpu_memory_gib for node in alike)
     gpus_of_nodes = [node.gpus for node in alike]
     try:
@@ -265,11 +257,7 @@ def keeper_cpus(node: Node, settings: Settings, trials: int, gpus_each: int) -> 
 
 
 def _check_possible(wanted: str | None, nodes: Sequence[Node], busy: Sequence[Busy]) -> None:
-    """Check that the settings leave a node with GPUs, free or not.
-
-    Raises:
-        UserError: They leave none; waiting for one would not help.
-    """
+    """Check that the settings leave a node with GPUs, free or not."""
     excluded = asked(busy, wanted)
     if asked(nodes, wanted) or not all(each.excluded for each in excluded):
         return

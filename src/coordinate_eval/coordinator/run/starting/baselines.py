@@ -20,7 +20,6 @@ def write(run_dir: RunDir, run: Run) -> None:
 
     Raises:
         UserError: The baseline that the settings name cannot be read, or lacks a dataset.
-        OSError: The run directory cannot be written.
     """
     pairs = [d for d in run.suite.datasets if d.rubric is not None and d.rubric.pair]
     baseline = run.settings.judge.baseline

@@ -121,7 +121,6 @@ def create(root: Path, run: Run, reviewed: Record | None = None) -> RunDir:
     `reviewed` is the plan that the run is to follow, if the user gave one.
 
     Raises:
-        ForeignError: Others could change what is in it.
         RunExists: Another process has made it.
         UserError: The directory cannot be written, or no container can have its paths.
     """
@@ -193,9 +192,6 @@ def start_supervisor(run_dir: RunDir, run: Run, cluster: Cluster) -> Supervised:
     """Give a run its next supervisor: a job, or a process of this machine where no job can submit.
 
     A process inside another job would end with that job, so the supervisor is a job there.
-
-    Raises:
-        SubmitRefused: The scheduler refuses the job; has the scheduler's words.
     """
     work_folder(run_dir)
     job = jobs.supervisor_job(run, run_dir, latest_epoch(run_dir) + 1, time.time())

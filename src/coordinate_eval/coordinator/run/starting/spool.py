@@ -214,12 +214,7 @@ class Waiting:
 
 
 def put(runs_dir: Path, spooled: Spooled) -> Path:
-    """Write a run into the user's spool, once. Return its file.
-
-    Raises:
-        UserError: it cannot be written.
-        ForeignError: the spool is another user's.
-    """
+    """Write a run into the user's spool, once. Return its file."""
     text = spooled.model_dump_json(by_alias=True, indent=1) + "\n"
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(spooled.checkpoint).name).strip("-.")[-40:]
@@ -246,7 +241,6 @@ def waiting(runs_dir: Path, now: float) -> Iterator[Waiting]:
 
     Raises:
         ForeignError: the user's spool is another user's, or others can write to it.
-        UserError: it cannot be read.
     """
     try:
         spools = {path for path in runs_dir.glob(".spool-*") if is_own(path)}

@@ -41,7 +41,6 @@ def remove(run_dir: RunDir) -> None:
 
     Raises:
         CoordinateError: something is in it that this program did not make, and nothing is removed.
-        OSError: it cannot be removed.
     """
     root = run_dir.root
     before = root.lstat()
@@ -59,11 +58,7 @@ def remove(run_dir: RunDir) -> None:
 
 
 def remove_leftovers(home: Path) -> None:
-    """Remove what interrupted removals of this user have left in a folder of runs.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Remove what interrupted removals of this user have left in a folder of runs."""
     for name in _files.names(home):
         root = home / name
         if not _LEFT.fullmatch(name) or not is_own(root) or root.is_symlink():

@@ -164,7 +164,6 @@ def _with_judging(
 
     Raises:
         NothingFree: The cluster has no GPUs for the judge now.
-        UserError: The checkpoint cannot be used, and no run is planned without it.
     """
     try:
         return run, plan_judge(run, offer, built), ""

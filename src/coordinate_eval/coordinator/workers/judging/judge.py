@@ -113,11 +113,7 @@ async def _work(run_dir: RunDir, run: Run) -> int:
 
 
 def _endpoint(run: Run) -> Endpoint:
-    """Return the server that the run's settings name.
-
-    Raises:
-        UserError: its address is none, or its key is not there.
-    """
+    """Return the server that the run's settings name."""
     settings = run.settings.judge
     return Endpoint(
         Access.of(settings.base_url or "", settings.model or "", settings.api_key_env, os.environ),

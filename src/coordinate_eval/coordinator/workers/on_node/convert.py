@@ -72,7 +72,6 @@ def write(
 
     Raises:
         UserError: A weight file was cut short, or its numbers are of a type that safetensors lack.
-        OSError: A file cannot be read or written.
     """
     names = [
         name

@@ -48,7 +48,6 @@ def copy_files(paths: Sequence[Path], folder: Path, report: Callable[[int], None
 
     Raises:
         UserError: A file may not be read (see `checkpoint_files`), or was cut short meanwhile.
-        OSError: A file cannot be read or written.
     """
     done = 0
     for first in range(0, len(paths), THREADS):
@@ -91,7 +90,6 @@ def copy_range(path: Path, source: int, start: int, target: int, to: int, length
 
     Raises:
         UserError: The file, whose `path` is named, was cut short.
-        OSError: A file cannot be read or written.
     """
     buffer = memoryview(bytearray(min(_BUFFER_BYTES, length)))
     done = 0

@@ -118,9 +118,6 @@ class TaskLoader:
 
         Call it inside `harness_session`: it seeds the global random generators, as the command
         does.
-
-        Raises:
-            UserError: the task is unknown or cannot be loaded.
         """
         self.begin(dataset)
         name = dataset.task or dataset.name

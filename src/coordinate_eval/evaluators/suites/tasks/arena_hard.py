@@ -74,11 +74,7 @@ def documents(files: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def assigned(source: str, name: str) -> Any:  # noqa: ANN401  what a file says
-    """Return the literal that a Python file assigns to a name. It may refer to earlier ones.
-
-    Raises:
-        ValueError: the file is no Python, or assigns something else.
-    """
+    """Return the literal that a Python file assigns to a name. It may refer to earlier ones."""
     known: dict[str, ast.expr] = {}
 
     class Known(ast.NodeTransformer):
