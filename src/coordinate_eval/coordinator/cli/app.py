@@ -51,6 +51,16 @@ app = typer.Typer(
 _GROUP_OPTIONS = ("--help", "--version", "--install-completion", "--show-completion")
 
 
+_PANELS = {
+    "Evaluate": "run watch prefetch resume rescore cancel",
+    "Look": "status runs samples diagnose",
+    "Decide": "scores history best compare alarms gate report log",
+    "Keep training alive": "guard advise",
+    "Before and between runs": "doctor config suites checkpoint priors prune",
+}
+"""Where `--help` lists each command."""
+
+
 def main() -> None:
     """Run the command line, as the console script does."""
     process.run(lambda args: app(args=args))
@@ -73,8 +83,18 @@ def refuse_misspelled(args: list[str]) -> None:
 
 
 def _commands() -> set[str]:
-    commands = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
-    return commands | {group.name for group in app.registered_groups if group.name}
+    return set(" ".join(_PANELS.values()).split())
+
+
+def _sorted_into_panels() -> None:
+    """Have `--help` list the commands by what they are for."""
+    order = " ".join(_PANELS.values()).split()
+    panel_of = {name: panel for panel, names in _PANELS.items() for name in names.split()}
+    for each in app.registered_commands:
+        each.name = each.name or getattr(each.callback, "__name__", "")
+    app.registered_commands.sort(key=lambda each: order.index(str(each.name)))
+    for entry in (*app.registered_commands, *app.registered_groups):
+        entry.rich_help_panel = panel_of[str(entry.name)]
 
 
 def _print_version(asked: bool) -> None:
@@ -106,3 +126,4 @@ for _room in (
     upkeep_commands,
 ):
     _room.register(app)
+_sorted_into_panels()
