@@ -92,9 +92,10 @@ def _sorted_into_panels() -> None:
     panel_of = {name: panel for panel, names in _PANELS.items() for name in names.split()}
     for each in app.registered_commands:
         each.name = each.name or getattr(each.callback, "__name__", "")
+        each.rich_help_panel = panel_of[str(each.name)]
     app.registered_commands.sort(key=lambda each: order.index(str(each.name)))
-    for entry in (*app.registered_commands, *app.registered_groups):
-        entry.rich_help_panel = panel_of[str(entry.name)]
+    for group in app.registered_groups:
+        group.rich_help_panel = panel_of[str(group.name)]
 
 
 def _print_version(asked: bool) -> None:
