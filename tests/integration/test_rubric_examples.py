@@ -14,7 +14,7 @@ from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.evaluators.harness.tasks.judged_task import Panel
 from coordinate_eval.records import Answer, DatasetResults, Key, Request, Response
 
-PAGE = Path(__file__).parents[2] / "docs" / "suites.md"
+PAGE = Path(__file__).parents[2] / "docs" / "judges.md"
 DOCUMENTS = [{"number": n, "question": f"Q{n}?", "topic": "ab"[n % 2]} for n in range(4)]
 
 

@@ -20,7 +20,7 @@ from coordinate_eval.coordinator.supervisor.values import Action, Cancel, Finish
 from coordinate_eval.slurm.answers.reasons import REASONS, UNKNOWN, read_reason
 
 PATIENCE = RUN.settings.supervisor.patience_seconds
-DOCS = Path(__file__).parents[2] / "docs" / "operations.md"
+DOCS = Path(__file__).parents[2] / "docs" / "slurm-words.md"
 
 # Slurm's resources in the names of limits.
 RESOURCES = [

@@ -10,7 +10,7 @@ from coordinate_eval.slurm.answers.nodes import Wanted, read_nodes
 from coordinate_eval.slurm.answers.states import STATES, Takes, hindrance, read_states
 
 TESTS = Path(__file__).parents[1]
-DOCS = TESTS.parent / "docs" / "operations.md"
+DOCS = TESTS.parent / "docs" / "slurm-words.md"
 
 FREE, SOON, GONE = Takes.FREE, Takes.SOON, Takes.GONE
 

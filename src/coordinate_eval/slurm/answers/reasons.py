@@ -1,7 +1,7 @@
 """The meaning of Slurm's reasons for a pending job: the one table that all else follows from.
 
 It has every reason of Slurm 20.11 to 26.05, and the texts that Slurm prints in place of one. Its
-table in docs/operations.md is checked by a test. The reasons: `enum job_state_reason` in Slurm's
+table in docs/slurm-words.md is checked by a test. The reasons: `enum job_state_reason` in Slurm's
 slurm.h; the texts: `state_desc` in slurmctld.
 """
 

@@ -1,7 +1,7 @@
 """The meaning of a node's states: one base state with any number of flags, of any version.
 
 Slurm prints them as a list, joined by `+`, or as a state with a sign behind it, such as `IDLE~`.
-The table in docs/operations.md is checked by a test. The states: `enum node_states` and the
+The table in docs/slurm-words.md is checked by a test. The states: `enum node_states` and the
 NODE_STATE flags in Slurm's slurm.h; what they do to jobs: `make_node_avail` and `_pick_best_nodes`.
 """
 
