@@ -3,6 +3,7 @@
 import gc
 import importlib
 import itertools
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,21 @@ _TOGETHER = {
 }
 """Modules that share what a worker imports and starts, and so are on one worker, by their names:
 the start that fails, in the first, would end what an engine of the others has in its process."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def variables_as_they_were() -> Iterator[None]:
+    """What a library sets in this process, as engines do, reaches no process of other modules.
+
+    Where Slurm is, the cluster of a whole session tells.
+    """
+    before = dict(os.environ)
+    yield
+    kept = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+    os.environ.clear()
+    os.environ.update(
+        {name: value for name, value in before.items() if name != "SLURM_CONF"} | kept
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -104,6 +104,7 @@ def ask(program: str, timeout: float = 600.0, id: str = "q") -> Question:
     return Question(id=id, kind=QuestionKind.PROGRAM, content=program, timeout_seconds=timeout)
 
 
+@cache
 def works(level: Level) -> bool:
     try:
         return Sandbox(level).run(ask("pass")).passed

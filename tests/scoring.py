@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -198,6 +199,12 @@ def _need_ordinary_user() -> None:
     """Skip a test unless root can become a user who can import what this process imports."""
     if os.geteuid() != 0 or not SYSTEM_PYTHON.exists():
         pytest.skip("needs root and a system Python")
+    if not _ordinary_user_can_import():
+        pytest.skip("an ordinary user cannot import this program's packages here")
+
+
+@cache
+def _ordinary_user_can_import() -> bool:
     tried = subprocess.run(
         [
             *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
@@ -207,5 +214,4 @@ def _need_ordinary_user() -> None:
         capture_output=True,
         check=False,
     )
-    if tried.returncode:
-        pytest.skip("an ordinary user cannot import this program's packages here")
+    return tried.returncode == 0

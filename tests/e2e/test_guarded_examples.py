@@ -36,10 +36,19 @@ def test_under_torchrun(tmp_path: Path) -> None:
     assert (saved / "step-40").is_dir()
 
 
+TWICE = """
+import os, runpy, sys
+first, second = sys.argv[1:]
+for folder, start, skip in (first, "", ""), (second, f"{first}/checkpoint-2", "3-4"):
+    os.environ |= {"COORDINATE_EVAL_RESUME_FROM": start, "COORDINATE_EVAL_SKIP": skip}
+    sys.argv[1:] = ["--checkpoints", folder]
+    runpy.run_path("with_trainer.py", run_name="__main__")
+"""
+"""Trains from the beginning, and from a save of that; torch is loaded once for both."""
+
+
 def test_with_the_trainer_of_transformers(tmp_path: Path) -> None:
-    train("with_trainer.py", "--checkpoints", tmp_path / "first")
-    start = tmp_path / "first" / "checkpoint-2"
-    train("with_trainer.py", "--checkpoints", tmp_path / "second", start=start, skip="3-4")
+    train("-c", TWICE, tmp_path / "first", tmp_path / "second")
     weights = {
         name: (tmp_path / name / "model.safetensors").read_bytes()
         for name in ("first/checkpoint-2", "first/checkpoint-4", "second/checkpoint-4")

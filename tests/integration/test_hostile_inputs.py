@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 import struct
 from pathlib import Path
 
@@ -162,20 +161,3 @@ def test_a_plan_on_a_cluster_file_loads_no_task(user: Workspace, proof: Path, mo
         assert "`items`" in done.stderr
     assert not proof.exists()
     assert [each.name for each in (user.folder / "cache").iterdir()] == [architectures().name]
-
-
-def test_copies_are_as_private_as_the_files(user: Workspace, checkpoint: Path) -> None:
-    """Of a whole run, on the machine itself."""
-    private = user.folder / "private"
-    private.mkdir()
-    for file in tiny_model().iterdir():
-        (private / file.name).write_bytes(file.read_bytes())
-        (private / file.name).chmod(0o600)
-    suite = user.suite("tiny_choice")
-    done = user.call("run", private, "--suite", suite, "--cluster", "local", "--json")
-    (run,) = (user.folder / "runs").glob("private-*")
-    assert done.returncode == 0
-    copied = list((run / "model").iterdir())
-    assert copied
-    for file in copied:
-        assert not stat.S_IMODE(file.stat().st_mode) & 0o077, file

@@ -44,13 +44,13 @@ def gpu_types(run: Path) -> set[str]:
 def reserved(name: str, *options: str) -> Iterator[str]:
     """Have a reservation with these options of scontrol."""
     create = ["scontrol", "create", "reservation", f"ReservationName={name}", "Users=root"]
-    subprocess.run([*create, *options], check=True, timeout=60)
+    subprocess.run([*create, *options], check=True)
     try:
         yield name
     finally:
         delete = ["scontrol", "delete", f"ReservationName={name}"]
         until(
-            lambda: subprocess.run(delete, check=False, timeout=60).returncode == 0,
+            lambda: subprocess.run(delete, check=False).returncode == 0,
             "a reservation that no job uses",
         )
 
@@ -72,16 +72,29 @@ def maintenance(untyped: DevCluster) -> Iterator[str]:
         yield name
 
 
-def test_a_run_is_on_the_nodes_of_its_reservation(workspace: Workspace, reservation: str) -> None:
+def asked_minutes(run: Path) -> set[int]:
+    """Return the time limits of a run's jobs."""
+    jobs = [json.loads(path.read_text())["job"] for path in (run / "jobs").glob("*.json")]
+    return {job["minutes"] for job in jobs}
+
+
+def test_a_run_is_on_the_nodes_of_its_reservation_as_long_as_its_partition_lets_it(
+    workspace: Workspace, reservation: str
+) -> None:
+    create = ["scontrol", "create", "PartitionName=short", "Nodes=ALL", "MaxTime=10", "State=UP"]
+    subprocess.run(create, check=True)
     suite = workspace.suite("tiny_choice")
     run = workspace.submit(
-        suite, "--reservation", reservation, "--run-dir", workspace.folder / "reserved"
-    )
+        suite, "--reservation", reservation, "--run-dir", workspace.folder / "reserved",
+        "--partition", "short", "--gpu-type", "h100", COORDINATE_EVAL_SLURM_GPU_TYPE="h100",
+    )  # fmt: skip
     assert scores(run)
     nodes = json.loads((run / "rounds" / "0.json").read_text())["nodes"]
     # Slurm starts jobs there only with the reservation.
     assert [node["name"] for node in nodes] == ["node2"]
-    assert gpu_types(run) == {""}
+    assert gpu_types(run) == {"h100"}
+    # The settings would have them ask for 15 minutes at least, and for 4 hours.
+    assert asked_minutes(run) == {10}
     refused = workspace.call(
         "run", tiny_model(), "--suite", suite, "--reservation", "nights",
         "--run-dir", workspace.folder / "none", status=2,
@@ -94,29 +107,7 @@ def test_a_run_ends_before_a_maintenance(workspace: Workspace, maintenance: str)
     """Slurm would start none of its jobs before the end of it, were they as long as usual."""
     run = workspace.submit(workspace.suite("tiny_choice"), "--run-dir", workspace.folder / "before")
     assert scores(run)
-    asked = [
-        json.loads(path.read_text())["job"]["minutes"] for path in (run / "jobs").glob("*.json")
-    ]
-    assert max(asked) <= 94
+    assert gpu_types(run) == {""}
+    assert max(asked_minutes(run)) <= 94
     warned = workspace.call("doctor", status=None).stdout
     assert f"reservation {maintenance} (" in warned
-
-
-def test_a_run_has_the_gpu_type_that_is_set_and_the_time_limit_of_its_partition(
-    workspace: Workspace, untyped: DevCluster
-) -> None:
-    assert untyped
-    create = ["scontrol", "create", "PartitionName=short", "Nodes=ALL", "MaxTime=10", "State=UP"]
-    subprocess.run(create, check=True, timeout=60)
-    run = workspace.submit(
-        workspace.suite("tiny_choice"),
-        "--partition", "short", "--run-dir", workspace.folder / "short", "--gpu-type", "h100",
-        COORDINATE_EVAL_SLURM_GPU_TYPE="h100",
-    )  # fmt: skip
-    assert scores(run)
-    assert gpu_types(run) == {"h100"}
-    asked = [
-        json.loads(path.read_text())["job"]["minutes"] for path in (run / "jobs").glob("*.json")
-    ]
-    # The settings would have them ask for 15 minutes at least, and for 4 hours.
-    assert set(asked) == {10}

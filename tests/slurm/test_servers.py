@@ -3,10 +3,8 @@
 import json
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import pytest
 from tests import completions
 from tests.dev_cluster import DevCluster
 from tests.images import RUNTIMES, in_container, make_image
-from tests.runs import Workspace, processes, scores
+from tests.runs import Workspace, lasting_port, processes, scores
 from tests.slurm.runs import all_gone
 from tests.tiny import need, tiny_model
 
@@ -48,54 +46,34 @@ def submitted(user: Workspace, args: dict[str, Any], **environ: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(
-    user: Workspace, program: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
-    """Return the scores of a run without Slurm. Its user has built all prompts for the other."""
-    other = Workspace(tmp_path_factory.mktemp("user without Slurm"))
-    run = other.folder / "run"
-    other.call(
-        "run", tiny_model(), "--suite", other.suite(*DATASETS), "--run-dir", run,
-        "--engine", "server", "--engine-args", json.dumps(command(sys.executable, program)),
-        COORDINATE_EVAL_CLUSTER="local",
-    )  # fmt: skip
-    (requests,) = (other.folder / "cache").glob("requests-*")
-    user.with_prompts(requests)
-    return scores(run)
-
-
-@pytest.fixture
-def address(program: Path) -> Iterator[str]:
-    """Return the address of a server that is there."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    with subprocess.Popen(
-        [sys.executable, program, "--port", port, "--model", tiny_model()]
-    ) as server:
-        yield f"http://127.0.0.1:{port}/v1"
-        server.kill()
-
-
-def test_a_server_that_is_there_is_asked_without_gpus(
-    user: Workspace, expected: dict[str, Any], address: str
-) -> None:
-    run = submitted(user, {"base_url": address})
-    assert scores(run) == expected
-    jobs = [json.loads(path.read_text())["job"] for path in run.glob("jobs/*.json")]
-    assert {job["gpus"] for job in jobs} == {0}
+def asked(user: Workspace, program: Path) -> Path:
+    """Return a run by a server that is there."""
+    port = lasting_port()
+    argv = [sys.executable, str(program), "--port", str(port), "--model", str(tiny_model())]
+    with subprocess.Popen(argv) as server:
+        try:
+            run = submitted(user, {"base_url": f"http://127.0.0.1:{port}/v1"})
+            assert scores(run)
+        finally:
+            server.kill()
     all_gone(user)
+    return run
+
+
+def test_a_server_that_is_there_is_asked_without_gpus(asked: Path) -> None:
+    jobs = [json.loads(path.read_text())["job"] for path in asked.glob("jobs/*.json")]
+    assert {job["gpus"] for job in jobs} == {0}
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_each_trial_starts_and_ends_a_server_of_an_image(
-    user: Workspace, program: Path, expected: dict[str, Any], runtime: str
+    user: Workspace, program: Path, asked: Path, runtime: str
 ) -> None:
     image = make_image(user.folder / f"image for {runtime}")
     run = submitted(
         user, command("python3", program), **in_container(runtime, image),
         COORDINATE_EVAL_CONTAINER_MOUNTS=json.dumps([str(program.parent)]),
     )  # fmt: skip
-    assert scores(run) == expected
+    assert scores(run) == scores(asked)
     all_gone(user)
     assert not processes(str(program))

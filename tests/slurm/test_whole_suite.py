@@ -22,6 +22,7 @@ from coordinate_eval.coordinator.inputs.suites.suite_yaml import shipped_folder
 
 COMPILED = LANGUAGES if LONG else ("cpp", "js")
 """Languages whose libraries take no time to compile, in a short run."""
+KEY = "sk-a-secret-of-the-judge"
 JUDGED = {"mt_bench": 2, "vicuna_bench": 1, "arena_hard": 2}
 """How often each question is asked: two turns, one, and two games."""
 SHORT = {"max_gen_toks": 64}
@@ -118,12 +119,15 @@ def test_datasets_with_judges_and_compilers_are_scored_beside_others(
     for language in COMPILED:
         need(language)
     user, data = Workspace(tmp_path), Data(tmp_path)
-    with Judge(judge, models=["judge"]) as server:
+    with Judge(judge, models=["judge"], key=KEY) as server:
         run = user.submit(
             data.suite(), "--judge-url", server.url, "--judge-model", "judge",
             COORDINATE_EVAL_JUDGE_BASELINE=data.baseline,
+            COORDINATE_EVAL_JUDGE_API_KEY_ENV="JUDGE_KEY", JUDGE_KEY=KEY,
         )  # fmt: skip
         found = results(run)
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
     assert found["complete"], (found["missing"], found["failures"])
     assert not found["missing"]
     scored = found["results"]

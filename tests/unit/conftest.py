@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from tests.reviewer import OnCluster, Reviewer
 from tests.runs import TASKS
 from tests.shown_runs import submitted_run
 from tests.staging import checkpoint
+from tests.tiny import architectures
 
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -61,8 +63,10 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache of requests for all of them."""
-    return tmp_path_factory.mktemp("cache")
+    """One cache of requests for all of them, in which the tiny model is known: see `guard`."""
+    known, cache = architectures(), tmp_path_factory.mktemp("cache")
+    shutil.copytree(known, cache / known.name)
+    return cache
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Clean copies name no code and no other folder, and are the same in everything else."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.hostile.checkpoints import HOSTILE, Hostile, make
+from tests.tiny import tiny_model
 
-from coordinate_eval.coordinator.inputs.checkpoints import clean_files
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint, clean_files
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators import own_code
 
@@ -125,3 +127,15 @@ def test_names_of_code_do_no_harm_in_a_message(code: str, tmp_path: Path) -> Non
     note = own_code.note(tmp_path, RuntimeError())
     assert note.isprintable()
     assert len(note) < 300
+
+
+def test_copies_are_as_private_as_the_files(tmp_path: Path) -> None:
+    private, folder = tmp_path / "private", tmp_path / "copy"
+    folder.mkdir()
+    shutil.copytree(tiny_model(), private)
+    for file in private.iterdir():
+        file.chmod(0o600)
+    clean_files.copy(checkpoint.inspect(private).files, folder)
+    copied = list(folder.iterdir())
+    assert copied
+    assert not [file for file in copied if file.stat().st_mode & 0o077]
