@@ -12,6 +12,7 @@ MOST_WORDS: Final = 500
 _LOST = "\N{REPLACEMENT CHARACTER}"
 
 _PYDANTIC = {
+    "Input should be a valid tuple": "must be a list",
     "Input should ": "must ",
     "String should ": "must ",
     "Value error, ": "",

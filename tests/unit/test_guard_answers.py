@@ -233,7 +233,19 @@ def test_a_script_that_ends_at_once_each_time_is_given_up(tmp_path: Path) -> Non
     found = run(world, tmp_path / "guard", SetClock())
     assert not found.complete
     assert found.why.startswith("ended before its last step: it has come to no step; 6 attempts")
+    assert "no save in /c: if it trained, `logs` and `patterns` of the policy" in found.why
     assert len(world.ran) == 6
+
+
+def test_a_job_that_starts_only_when_somebody_does_something_is_told_of(tmp_path: Path) -> None:
+    class Full(World):
+        def starts(self, job: Job) -> bool:
+            job.shown = replace(job.shown, reason="BadConstraints")
+            return len(told) > 0
+
+    told: list[str] = []
+    assert run(Full(), tmp_path / "guard", SetClock(), told=told.append).complete
+    assert told == ["1-waits", "over"]
 
 
 def test_nodes_that_may_not_be_drained_hold_no_training_up(tmp_path: Path) -> None:

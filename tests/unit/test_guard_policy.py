@@ -7,11 +7,12 @@ import pytest
 
 from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.training.guarding.attempts import What
+from coordinate_eval.coordinator.training.guarding.attempts import GuardDir, What, guards_folder
 from coordinate_eval.coordinator.training.guarding.guard_job import name_of, prepare
 from coordinate_eval.coordinator.training.guarding.healthy import claim, unclaim
 from coordinate_eval.coordinator.training.guarding.policy import Policy, read_policy
-from coordinate_eval.coordinator.training.guarding.why import what_of
+from coordinate_eval.coordinator.training.guarding.why import at_slurms_word, what_of
+from coordinate_eval.diagnosis.cause import Cause
 from coordinate_eval.errors import UserError
 from coordinate_eval.slurm.batch import BatchScripts, kept_environment, read_script
 from coordinate_eval.slurm.client import SlurmClient
@@ -34,6 +35,8 @@ def policy(folder: Path, text: str) -> Path:
         ("arguments = '--load \"x'", "cannot be read"),
         ("webhook = 'ftp://x'", "webhook: "),
         ("pattern = '../x'", "give names below the folder"),
+        ("pattern = 'iter'", "has no {step}"),
+        ("logs = 'x.log'", "logs: must be a list"),
         ("slow = 'maybe'", "slow: "),
         ("x = ", "is not TOML"),
     ],
@@ -166,6 +169,39 @@ def test_a_training_that_is_complete_already_is_refused(
         prepared(Policy(done_file="done"))
     with pytest.raises(UserError, match="is a file"):
         prepare(train, train, Policy(), Settings(), rollback=False, python="python")
+
+
+def test_a_training_that_ended_while_no_guard_was_alive_is_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train, saves = script(tmp_path), tmp_path / "ckpts"
+    (saves / "step-200").mkdir(parents=True)
+    settings, given = Settings(runs_dir=str(tmp_path / "runs")), Policy(last_step=200)
+    folder = GuardDir(guards_folder(settings) / name_of(saves))
+    folder.root.mkdir(parents=True)
+    folder.guarded.touch()
+    prepare(train, saves, given, settings, rollback=False, python="python")
+    folder.over.touch()
+    with pytest.raises(UserError, match="last_step 200 is not after step 200"):
+        prepare(train, saves, given, settings, rollback=False, python="python")
+
+
+@pytest.mark.parametrize(
+    ("reason", "told", "what"),
+    [
+        ("Time Limit", End.TIME_LIMIT, What.TIME_LIMIT),
+        ("Preempted", End.PREEMPTED, What.PREEMPTED),
+        ("Time Limit", None, None),  # only a log says so
+        ("Time Limit", End.PREEMPTED, None),
+        ("Key Error", End.TIME_LIMIT, None),  # only Slurm does
+    ],
+)
+def test_a_job_that_failed_at_slurms_word_is_called_so_where_its_log_says_the_same(
+    reason: str, told: End | None, what: What | None
+) -> None:
+    cause = Cause(reason=reason, category="slurm", cure="", then="load")
+    assert at_slurms_word(cause, told) is what
 
 
 def test_a_folder_has_one_guard_whatever_its_runs_dir_is(tmp_path: Path) -> None:

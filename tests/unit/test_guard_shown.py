@@ -11,7 +11,7 @@ import pytest
 from tests.clocks import SetClock
 from tests.runs import until
 
-from coordinate_eval.clusters.protocol import JobLimits, State, TaskStatus
+from coordinate_eval.clusters.protocol import End, JobLimits, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.training.guarding import testing_nodes
 from coordinate_eval.coordinator.training.guarding.attempts import (
@@ -24,6 +24,7 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
     Logs,
     What,
 )
+from coordinate_eval.coordinator.training.guarding.decide import decide
 from coordinate_eval.coordinator.training.guarding.guard_job import Handover, prefix
 from coordinate_eval.coordinator.training.guarding.policy import Policy
 from coordinate_eval.coordinator.training.guarding.shown import status
@@ -82,6 +83,21 @@ def test_goodput_is_the_time_of_steps_that_are_kept(tmp_path: Path) -> None:
     first, second = found["attempts"]
     assert (first["what"], first["incident"], first["done"]) == ("lost a node", True, "lost a node")
     assert (second["what"], second["incident"], second["job"]) == ("", False, "8")
+
+
+def test_where_no_step_is_read_there_is_no_goodput_and_the_log_is_named(tmp_path: Path) -> None:
+    guard_dir, training = guarded(tmp_path)
+    write(
+        guard_dir,
+        1,
+        attempt=Attempt(number=1, decided=0),
+        begun=Begun(time=100, nodes="n1"),
+        logs=Logs(own=("/l/train.log",)),
+        end=Ended(number=1, what=What.FAILED, time=1300, last_step=100),
+    )
+    found = status(guard_dir, training.model_copy(update={"policy_file": "/my guard.toml"}), 2000)
+    assert (found["goodput"], found["unread"]) == (None, ["/l/train.log"])
+    assert found["command"].endswith("--checkpoints /c --policy '/my guard.toml'")
 
 
 def test_a_guard_that_has_not_begun_shows_nothing(tmp_path: Path) -> None:
@@ -215,6 +231,28 @@ def test_a_process_was_killed_for_its_memory_only_where_something_says_so(
     found = cause_of([log], {}, Settings(), said)
     assert found is not None and found.reason == reason
     assert (found.category == "unknown") == (reason == "Killed")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "{log} is empty"),
+        ("round 1 of mine\nround 2 of mine\n", "read the end of {log}"),
+        ("round 1 of mine\nthe frobnicator is gone\n", "the frobnicator is gone"),
+    ],
+)
+def test_of_an_unknown_cause_the_log_is_named_and_no_report_of_a_step(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(text)
+    failed = Described("FAILED", End.FAILED, "NonZeroExitCode", "3:0")
+    cause = cause_of([log], {}, Settings(), failed)
+    last = Ended(number=1, what=What.FAILED, time=0, cause=cause)
+    words = decide([last], Policy()).why
+    assert words.startswith("failed: the cause is unknown: ")
+    assert said.format(log=log) in words
+    assert "of mine" not in words
 
 
 def test_nodes_that_a_hardware_cause_names_are_to_blame() -> None:

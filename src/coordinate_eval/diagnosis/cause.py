@@ -313,8 +313,12 @@ def _suspicious(logs: Sequence[Log]) -> tuple[Log, Kept] | None:
 
 
 def _unknown(end: Ending, logs: Sequence[Log], suspicious: tuple[Log, Kept] | None) -> Cause:
-    last = next((log for log in reversed(logs) if log.left.kept), None)
-    log, line = suspicious or (last, last.left.kept[-1] if last else None)
+    log = next((log for log in reversed(logs) if log.left.kept), None)
+    line = max(log.left.kept, key=lambda kept: kept.last) if log else None
+    if suspicious:
+        log, line = suspicious
+    elif line is not None and line.count > 1:
+        line = None  # a report that came again and again says nothing of the end
     return unknown(
         line.text if line else end.words,
         line.first if line else 0,

@@ -150,6 +150,7 @@ def start(
             settings,
             rollback=obey == "rollback",
             python=sys.executable,
+            policy_file=policy,
         )
         guard_dir = guard_job.begin(guarded, cluster)
         guarded = guard_job.read_guarded(guard_dir)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -13,14 +14,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval import _files
-from coordinate_eval._format import brief, plural, quoted, whole_duration
+from coordinate_eval._format import brief, plural, whole_duration
 from coordinate_eval.coordinator.cli.inquire.curves import bars
 from coordinate_eval.coordinator.cli.output import table_console, write_json
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.training.guarding.attempts import GuardDir, Guarded
 from coordinate_eval.coordinator.training.guarding.guard_job import alive, process_of
 from coordinate_eval.coordinator.training.guarding.shown import status
-from coordinate_eval.errors import ClusterError
+from coordinate_eval.errors import ClusterError, UserError
+from coordinate_eval.slurm.answers.reasons import read_reason
+from coordinate_eval.slurm.batch import BatchScripts
 
 _WIDTH = 60
 """Characters of a curve."""
@@ -38,6 +41,7 @@ def show_guard(guard_dir: GuardDir, guarded: Guarded, now: float, *, as_json: bo
     over = found["state"] in ("complete", "stopped")
     guard = "" if over else _guard(guard_dir, guarded)
     found["guard"] = guard
+    found["waits"] = _why_it_waits(found) if found["state"] == "waiting" else ""
     if as_json:
         write_json(found)
     else:
@@ -57,6 +61,16 @@ def _guard(guard_dir: GuardDir, guarded: Guarded) -> str:
     return "unknown: the scheduler does not answer"
 
 
+def _why_it_waits(found: dict[str, Any]) -> str:
+    """Return why the job of the latest attempt does not start, in Slurm's words and in ours."""
+    job_id = found["attempts"][-1]["job"]
+    with contextlib.suppress(ClusterError, UserError):
+        described = BatchScripts(os.geteuid()).describe(job_id) if job_id else None
+        if described is not None and described.reason:
+            return f"{described.reason}: {read_reason(described.reason).means}"
+    return ""
+
+
 def _print(found: dict[str, Any], where: Console) -> None:
     attempts = found["attempts"]
     last = attempts[-1] if attempts else None
@@ -64,18 +78,25 @@ def _print(found: dict[str, Any], where: Console) -> None:
     if found["why"]:
         lines.append(f"  {escape(brief(found['why'], 400))}")
     if found["guard"] == "none":
-        script, checkpoints = quoted(found["script"]), quoted(found["checkpoints"])
-        lines.append(
-            f"  [red]no guard is alive[/red]: `coordinate-eval guard {escape(script)} "
-            f"--checkpoints {escape(checkpoints)}` goes on"
-        )
+        lines.append(f"  [red]no guard is alive[/red]: `{escape(found['command'])}` goes on")
     elif found["guard"]:
         lines.append(f"  guarded by {escape(found['guard'])}, in {escape(found['folder'])}")
     if last is not None and last["job"] and not last["what"]:
         loss = f", loss {last['loss']:.4g}" if last["loss"] is not None else ""
-        at = f"step {last['step']:,}{loss}" if last["step"] is not None else "no step yet"
+        if last["step"] is not None:
+            at = f", step {last['step']:,}{loss}"
+        elif last["began"] is not None:
+            at = f", no step yet in {', '.join(last['logs'])}"
+        else:
+            at = f" waits{found['waits'] and ': '}{found['waits']}"
         on = f" on {last['nodes']}" if last["nodes"] else ""
-        lines.append(f"  attempt {last['number']}: job {last['job']}{escape(on)}, {at}")
+        lines.append(f"  attempt {last['number']}: job {last['job']}{escape(on)}{escape(at)}")
+    if found["unread"]:
+        lines.append(
+            f"  [red]no step is read[/red] in {escape(', '.join(found['unread']))}: losses and "
+            "pace are not watched until `patterns` of the policy describes its lines, or `logs` "
+            "names another log"
+        )
     if found["goodput"] is not None:
         again = found["restart_seconds"]
         more = f", {whole_duration(again)} to a first step after an incident" if again else ""

@@ -34,6 +34,7 @@ class Guarded(Record):
     folder: str = Field(description="from which the script is submitted")
     checkpoints: str = Field(description="the folder that the training fills")
     policy: Policy
+    policy_file: str = Field(default="", description="from which the policy was read")
     first: int = Field(default=1, description="attempt with which it was begun last")
     rollback: bool = Field(default=False, description="go back where that is advised")
     settings: Settings

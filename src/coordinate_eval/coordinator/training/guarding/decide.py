@@ -9,7 +9,7 @@ from coordinate_eval._clock import growing
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.training.guarding.attempts import Ended, What
 from coordinate_eval.coordinator.training.guarding.policy import Policy
-from coordinate_eval.diagnosis.cause import Cause
+from coordinate_eval.diagnosis.cause import UNKNOWN, Cause
 
 LONGEST_PAUSE_SECONDS = 3600.0
 """Longest pause before a restart."""
@@ -169,7 +169,9 @@ def _words(ended: Ended) -> str:
         if ended.cause.line:
             place = f"{ended.cause.log}:{ended.cause.number}: " if ended.cause.number else ""
             where = f" ({place}{ended.cause.line.strip()})"
-        parts.append(f"{ended.cause.words}{where}")
+        unknown = ended.cause.reason == UNKNOWN
+        said = f"the cause is unknown: {ended.cause.cure}" if unknown else ended.cause.words
+        parts.append(f"{said}{where}")
     elif not ended.why and ended.cause is None and ended.what in (What.FAILED, What.HUNG):
         parts.append("the cause is unknown")
     return ": ".join(parts)

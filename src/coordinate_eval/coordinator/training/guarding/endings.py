@@ -96,6 +96,8 @@ class Endings:
         cause = cancelled.cause if cancelled is not None else None
         if what in (What.FAILED, What.OUT_OF_MEMORY, What.NODE_FAILED, What.LOST):
             cause = why.cause_of_attempt(self._hands, number, described)
+        if what is What.FAILED and (slurms := why.at_slurms_word(cause, told)) is not None:
+            what = slurms
         words = cancelled.why if cancelled is not None and what is cancelled.what else ""
         if what is What.ENDED_EARLY:
             words = lacks
@@ -189,7 +191,9 @@ class Endings:
         if decision.follows is Follows.DONE:
             return self._hands.finish(complete=True, words=self._finished(ended))
         if decision.follows is Follows.STOP or self._hands.dir.stop.exists():
-            return self._hands.finish(complete=False, words=decision.why)
+            unseen = ended.what is What.ENDED_EARLY and ended.last_step is None
+            hint = self._where_no_step_is(attempt.number) if unseen else ""
+            return self._hands.finish(complete=False, words=decision.why + hint)
         if decision.follows is Follows.OTHER_NODES and not self._are_tested(attempt, ended):
             return False
         if ended.what is What.ROLLED_BACK and not self._are_evaluated(attempt.number, ended):
@@ -204,7 +208,9 @@ class Endings:
         if not choice.path and (choice.refused or attempt.checkpoint):
             words = choice.refused or "; ".join(choice.passed_over) or "there is none any more"
             return self._hands.finish(
-                complete=False, words=f"{decision.why}; no checkpoint to begin from: {words}"
+                complete=False,
+                words=f"{decision.why}; no checkpoint to begin from: {words}; correct that, or "
+                "name the folder of this training alone with --checkpoints",
             )
         skip = attempt.skip + (cancelled.skip if cancelled is not None else ())
         never = ended.what is What.NEVER_STARTED
@@ -216,6 +222,14 @@ class Endings:
             after=ended.time + decision.pause,
             skip=skip,
             smaller_than=attempt.nodes if never else None,
+        )
+
+    def _where_no_step_is(self, number: int) -> str:
+        """Return where steps were looked for, and what to do if there were some."""
+        logs = ", ".join(self._hands.dir.logs_of(number).own) or "its log"
+        return (
+            f". No step is in {logs}, and no save in {self._hands.guarded.checkpoints}: if it "
+            "trained, `logs` and `patterns` of the policy say where and how it reports steps"
         )
 
     def _finished(self, ended: Ended) -> str:

@@ -181,6 +181,7 @@ def prepare(
     *,
     rollback: bool,
     python: str,
+    policy_file: Path | None = None,
 ) -> Guarded:
     """Return how a training is to be guarded, checked as far as it can be before it starts.
 
@@ -210,12 +211,16 @@ def prepare(
         folder=str(folder),
         checkpoints=str(checkpoints),
         policy=policy,
+        policy_file=str(policy_file.absolute()) if policy_file is not None else "",
         rollback=rollback,
         settings=settings,
         python=python,
     )
     newest = candidates(guarded, Path("/nonexistent")).newest_step()
-    if newest is not None and policy.last_step is not None and newest >= policy.last_step:
+    before = GuardDir(guards_folder(settings) / guarded.name)
+    goes_on = before.guarded.exists() and not before.over.exists()  # and sees that it is complete
+    complete = newest is not None and policy.last_step is not None and newest >= policy.last_step
+    if complete and not goes_on:
         raise UserError(
             f"policy: last_step {policy.last_step} is not after step {newest} of the newest "
             f"checkpoint in {checkpoints}: raise it, or name another folder"

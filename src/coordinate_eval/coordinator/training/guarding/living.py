@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from coordinate_eval import _files
-from coordinate_eval.clusters.protocol import State
+from coordinate_eval.clusters.protocol import State, Waits
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.coordinator.training.advice import advise, is_fall
 from coordinate_eval.coordinator.training.guarding import why
@@ -18,6 +18,7 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
 from coordinate_eval.coordinator.training.guarding.beginnings import has_smaller
 from coordinate_eval.coordinator.training.guarding.hands import Hands
 from coordinate_eval.coordinator.training.guarding.vitals import size_of, wrong
+from coordinate_eval.slurm.answers.reasons import read_reason
 from coordinate_eval.slurm.batch import BatchJob
 
 CANCEL_AGAIN_SECONDS = 30.0
@@ -79,12 +80,24 @@ class Living:
             self._hands.say(
                 f"job {shown.job_id} is held: `scontrol release {shown.job_id}` starts it"
             )
-        elif has_smaller(attempt, self._hands.policy.nodes):
+            return False
+        self._tell_why_it_waits(number, shown)
+        if has_smaller(attempt, self._hands.policy.nodes):
             since = self._hands.clock.now() - _files.modified(released)
             if since > self._hands.policy.start_seconds:
                 self._cancel(number, What.NEVER_STARTED, f"{attempt.nodes} nodes: {shown.reason}")
                 return True
         return False
+
+    def _tell_why_it_waits(self, number: int, shown: BatchJob) -> None:
+        """Tell a person of a job that starts only when somebody does something."""
+        reason = read_reason(shown.reason)
+        if reason.waits is Waits.NODE or reason.waits is Waits.PERSON:
+            words = f"job {shown.job_id} waits: {shown.reason}: {reason.means}"
+            self._hands.say(words)
+            if reason.waits is Waits.PERSON:
+                said = {"words": words, "what": "waits"}
+                self._hands.notify(f"{number}-waits", self._hands.message(said))
 
     def _note_logs(self, number: int, shown: BatchJob) -> None:
         """Note where a job writes, and what is there already, before it starts."""

@@ -104,6 +104,8 @@ class Policy(BaseModel):
             Pattern(text)
         except UserError as error:
             raise ValueError(str(error).removeprefix("--pattern ")) from error
+        if text is not None and "{step}" not in text:
+            raise ValueError("has no {step}: a guard begins from the newest step")
         return text
 
     @field_validator("arguments")

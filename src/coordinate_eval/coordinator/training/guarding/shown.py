@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from coordinate_eval import _files
+from coordinate_eval._format import quoted
 from coordinate_eval.coordinator.training.guarding.attempts import (
     Ended,
     Evaluated,
@@ -37,7 +38,9 @@ def status(guard_dir: GuardDir, guarded: Guarded, now: float) -> dict[str, Any]:
     attempts = [_attempt(guard_dir, number, now) for number in numbers]
     over = _files.read_record_if_there(guard_dir.over, Over)
     began = min((each["decided"] for each in attempts), default=guarded.created)
-    ended = over.time if over is not None else now
+    all_seconds = (over.time if over is not None else now) - began
+    blind = attempts and all(each["first_step"] is None for each in attempts)
+    unread = attempts[-1]["logs"] if blind and any(each["step"] for each in attempts) else []
     productive = sum(each["productive_seconds"] for each in attempts)
     restarts = [each["restart_seconds"] for each in attempts if each["restart_seconds"] is not None]
     return {
@@ -46,9 +49,13 @@ def status(guard_dir: GuardDir, guarded: Guarded, now: float) -> dict[str, Any]:
         "folder": str(guard_dir.root),
         "script": guarded.script,
         "checkpoints": guarded.checkpoints,
+        "command": _command(guarded),
         "state": _state(over, attempts),
         "why": over.why if over is not None else "",
-        "goodput": productive / (ended - began) if ended > began and attempts else None,
+        "unread": unread,
+        "goodput": productive / all_seconds
+        if all_seconds > 0 and attempts and not unread
+        else None,
         "restart_seconds": sum(restarts) / len(restarts) if restarts else None,
         "lost_steps": sum(each["lost_steps"] for each in attempts),
         "unsent": [
@@ -58,6 +65,13 @@ def status(guard_dir: GuardDir, guarded: Guarded, now: float) -> dict[str, Any]:
         ],
         "attempts": attempts,
     }
+
+
+def _command(guarded: Guarded) -> str:
+    """Return the command that goes on with a training."""
+    words = ["coordinate-eval", "guard", guarded.script, "--checkpoints", guarded.checkpoints]
+    words += ["--policy", guarded.policy_file] if guarded.policy_file else []
+    return " ".join(map(quoted, [*words, *(["--obey", "rollback"] if guarded.rollback else [])]))
 
 
 def _state(over: Over | None, attempts: Sequence[dict[str, Any]]) -> str:
@@ -91,6 +105,7 @@ def _attempt(guard_dir: GuardDir, number: int, now: float) -> dict[str, Any]:
         "began": begun.time if begun is not None else None,
         "ended": ended.time if ended is not None else None,
         "nodes": begun.nodes if begun is not None else "",
+        "logs": list(guard_dir.logs_of(number).own),
         "excluded": list(job.exclude) if job is not None else [],
         "checkpoint": attempt.checkpoint if attempt is not None else "",
         "skip": attempt.skipped if attempt is not None else "",
@@ -101,6 +116,7 @@ def _attempt(guard_dir: GuardDir, number: int, now: float) -> dict[str, Any]:
         "tested": tested.model_dump(mode="json") if tested is not None else None,
         "evaluated": (guard_dir.evaluated(number) or Evaluated()).words,
         "done": following.why if following is not None else "",
+        "first_step": vitals.first_step,
         "step": ended.last_step if ended is not None else vitals.last_step,
         "loss": vitals.loss,
         "step_seconds": vitals.step_seconds or None,

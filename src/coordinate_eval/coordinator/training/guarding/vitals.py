@@ -137,12 +137,14 @@ def wrong(vitals: Vitals, policy: Policy) -> Wrong | None:
     """Return what is wrong with a training, if anything is."""
     if vitals.not_finite >= NOT_FINITE_POINTS:
         return Wrong(What.NOT_FINITE, f"the loss is {vitals.loss} since step {vitals.onset}")
-    limit = policy.first_step_seconds
+    limit, key = policy.first_step_seconds, "first_step_seconds"
     if vitals.last_step is not None:
+        key = "silent_seconds"
         limit = max(policy.silent_seconds, policy.silent_steps * vitals.step_seconds)
     since = f"since step {vitals.last_step}" if vitals.last_step is not None else "since its start"
     if vitals.silent > limit:
-        return Wrong(What.HUNG, f"no line and no step for {duration(vitals.silent)} {since}")
+        silent = f"no line and no step for {duration(vitals.silent)} {since} (`{key}`)"
+        return Wrong(What.HUNG, silent)
     if vitals.last_step is not None and vitals.stepless > STEPLESS * limit:
         return Wrong(What.HUNG, f"no step for {duration(vitals.stepless)} {since}")
     if vitals.slow > policy.slow_seconds:

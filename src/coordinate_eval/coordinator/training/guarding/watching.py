@@ -1,6 +1,7 @@
 """Read what a training says of itself, attempt by attempt, and remember it."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -68,8 +69,9 @@ class Watching:
         position = _files.read_record_if_there(path, Position) or _beginning(logs)
         found = progress.look(files, position, self._patterns, most_bytes=MOST_BYTES)
         for note in found.notes:
-            if note not in self._noted:
-                self._noted.add(note)
+            kind = re.sub(r"[\d.,]+ MB", "", note)  # how much it is changes with each look
+            if kind not in self._noted:
+                self._noted.add(kind)
                 self._tell(note)
         signs = size_of(files) + saved_at(Path(self._guarded.checkpoints))
         vitals = look(before, found.points, signs, now, found.total)

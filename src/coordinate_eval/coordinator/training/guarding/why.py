@@ -5,14 +5,14 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from coordinate_eval import _owner
+from coordinate_eval import _files, _owner
 from coordinate_eval._format import brief
 from coordinate_eval.clusters.protocol import End
 from coordinate_eval.coordinator.incidents.causes import MOST_LINE, open_log, read_rules
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.training.guarding.attempts import Cancelled, What
 from coordinate_eval.coordinator.training.guarding.hands import Hands
-from coordinate_eval.diagnosis.cause import Cause, Ending, find_cause, read_log
+from coordinate_eval.diagnosis.cause import UNKNOWN, Cause, Ending, find_cause, read_log
 from coordinate_eval.diagnosis.rules import shipped
 from coordinate_eval.errors import ForeignError, UserError
 from coordinate_eval.slurm.batch import Described
@@ -64,6 +64,17 @@ def what_of(
     return _ENDS.get(end, What.LOST)
 
 
+def at_slurms_word(cause: Cause | None, told: End | None) -> What | None:
+    """Return what Slurm did to a job that failed, where Slurm and the log say so, each by itself.
+
+    A step that is ended may end its script before Slurm ends the job. A log alone says anything.
+    """
+    by_log = {End.PREEMPTED: "Preempted", End.TIME_LIMIT: "Time Limit"}
+    if cause is None or told is None or cause.reason != by_log.get(told):
+        return None
+    return _ENDS[told]
+
+
 def cause_of(
     logs: Iterable[Path], begins: Mapping[str, int], settings: Settings, said: Described | None
 ) -> Cause | None:
@@ -97,6 +108,11 @@ def cause_of(
     update: dict[str, object] = {"line": brief(found.line.strip(), MOST_LINE)}
     if found.number:
         update["number"] = _numbered(found.number, found.log, starts.get(found.log, 0))
+    elif found.reason == UNKNOWN and files:
+        log = Path(found.log) if found.log else files[0]
+        empty = _files.size(log) <= begins.get(str(log), 0)
+        says = f"{log} is empty: `set -x` in the script shows what it does"
+        update |= {"log": str(log), "cure": says if empty else f"read the end of {log}"}
     if found.rule in _KILLED:
         update |= {"reason": "Killed", "category": "unknown", "then": "node", "cure": _KILLED_CURE}
     return found.model_copy(update=update)
