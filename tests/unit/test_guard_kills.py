@@ -132,10 +132,12 @@ class Forgetting(World):
     """A cluster whose controller loses a job that its accounting calls running for ever."""
 
     lost = False
+    after = EVERY + 1
+    """The step after which that happens."""
 
     def _run(self, job: Job) -> None:
         super()._run(job)
-        if job.attempt == 1 and job.step == EVERY + 1 and not self.lost:
+        if job.attempt == 1 and job.step == self.after and not self.lost:
             self.lost = True
             job.shown = replace(job.shown, state=State.ENDED)
 
@@ -155,6 +157,14 @@ def test_a_job_that_only_the_accounting_calls_running_holds_nobody_for_ever(tmp_
     first, second = GuardDir(tmp_path / "guard").history()
     assert (first.what, second.what) == (What.LOST, What.FINISHED)
     assert clock.slept >= FORGOTTEN_SECONDS
+
+
+def test_a_job_that_slurm_forgot_after_its_last_save_is_complete(tmp_path: Path) -> None:
+    class Late(Forgetting):
+        after = LAST
+
+    assert run(Late(), tmp_path / "guard", SetClock()).complete
+    assert [each.what for each in GuardDir(tmp_path / "guard").history()] == [What.FINISHED]
 
 
 def test_a_job_that_sbatch_names_after_the_guard_was_stopped_is_cancelled(tmp_path: Path) -> None:

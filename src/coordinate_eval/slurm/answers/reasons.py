@@ -106,7 +106,7 @@ REASONS = (
            "|JobLaunchFailure|SystemFailure|InvalidReason",
            Waits.CLUSTER, "how its last start ended: it is to start again"),
     Reason("`PartitionNodeLimit`", "PartitionNodeLimit",
-           Waits.NODE, "nodes are down, or the partition takes no jobs of one node",
+           Waits.NODE, "nodes are down, or the partition takes no jobs of so many",
            "`scontrol show partition` shows its MinNodes, and `sinfo` its nodes"),
     Reason("`PartitionConfig`", "PartitionConfig",
            Waits.PERSON, "the partition does not take such jobs",

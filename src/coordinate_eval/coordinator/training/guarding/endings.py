@@ -91,8 +91,8 @@ class Endings:
         told = described.told if described is not None else None
         lacks = self._lacks(attempt, vitals, reached, told)
         what = why.what_of(end, cancelled, finished=not lacks, told=told)
-        if what is What.HUNG and self._is_saved(saved):
-            what = What.FINISHED  # all is saved, and only its processes did not end
+        if what in (What.HUNG, What.LOST) and self._is_saved(saved):
+            what = What.FINISHED  # all is saved: its processes did not end, or nobody saw how
         cause = cancelled.cause if cancelled is not None else None
         if what in (What.FAILED, What.OUT_OF_MEMORY, What.NODE_FAILED, What.LOST):
             cause = why.cause_of_attempt(self._hands, number, described)

@@ -76,7 +76,8 @@ class Living:
             self._hands.check_epoch()
             self._hands.scripts.release(shown.job_id)
             _files.write(released, "{}\n")
-        elif shown.held:
+            return False
+        if shown.held:
             self._hands.say(
                 f"job {shown.job_id} is held: `scontrol release {shown.job_id}` starts it"
             )
