@@ -22,8 +22,8 @@ from coordinate_eval.coordinator.run import jobs, measurements
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, LedgerName, whole
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, StageProgress, read_run
-from coordinate_eval.coordinator.supervisor.guarded import Guard
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
+from coordinate_eval.coordinator.supervisor.refused import Guard
 from coordinate_eval.coordinator.supervisor.values import Facts
 from coordinate_eval.priors import catalogue
 from coordinate_eval.priors.predict import Priors

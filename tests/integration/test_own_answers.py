@@ -141,7 +141,7 @@ def test_no_examples_show_nothing(make: Make) -> None:
 def test_prompts_are_those_that_nobody_watches(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     _, watched = make({"test": QUESTIONS}, test_split="test", **CHOICES)
     monkeypatch.setattr(
-        "coordinate_eval.evaluators.harness.tasks.own_answers._has_examples", lambda _: False
+        "coordinate_eval.evaluators.harness.built_dataset._has_examples", lambda _: False
     )
     assert make({"test": QUESTIONS}, test_split="test", **CHOICES)[1] == watched
 

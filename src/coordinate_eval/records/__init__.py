@@ -1,7 +1,7 @@
 """The records that travel between processes.
 
 In the order in which a run makes them: `inputs`, `requests`, `shards`, `responses`, `questions`,
-`results`, `item_scores`; `stages` says in which order. Everyone imports them from here.
+`results`. Everyone imports them from here.
 
 They are written as JSON and never pickled. A file that holds one record carries its `schema`.
 Readers ignore fields that they do not know, so that fields can be added. A JSON-lines file holds
@@ -23,7 +23,6 @@ from coordinate_eval.records.inputs import (
     Rubric,
     Suite,
 )
-from coordinate_eval.records.item_scores import DatasetItems, ItemScores
 from coordinate_eval.records.questions import PYTHON, Answer, Question, QuestionKind, judge_name
 from coordinate_eval.records.requests import (
     CACHE_BLOCK,
@@ -42,9 +41,15 @@ from coordinate_eval.records.requests import (
     largest_token,
     prompt_lengths,
 )
-from coordinate_eval.records.results import DatasetResults, Outputs
-from coordinate_eval.records.shards import Shard, Span, even_parts
-from coordinate_eval.records.stages import hashed_order, seeded_order, stages
+from coordinate_eval.records.results import DatasetItems, DatasetResults, ItemScores, Outputs
+from coordinate_eval.records.shards import (
+    Shard,
+    Span,
+    even_parts,
+    hashed_order,
+    seeded_order,
+    stages,
+)
 
 __all__ = [
     "CACHE_BLOCK",

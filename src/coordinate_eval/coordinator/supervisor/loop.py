@@ -32,12 +32,11 @@ from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.decide_jobs import holds_up_trials
 from coordinate_eval.coordinator.supervisor.ending import sweep
 from coordinate_eval.coordinator.supervisor.gather import gather_facts, refresh_listings
-from coordinate_eval.coordinator.supervisor.guarded import Guard
 from coordinate_eval.coordinator.supervisor.handover import Handover
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.coordinator.supervisor.placing.search import Search
 from coordinate_eval.coordinator.supervisor.polls import Polls, Silence
-from coordinate_eval.coordinator.supervisor.refused import refuse
+from coordinate_eval.coordinator.supervisor.refused import Guard, refuse
 from coordinate_eval.coordinator.supervisor.submitting import Submitter
 from coordinate_eval.coordinator.supervisor.values import (
     Action,

@@ -1,4 +1,4 @@
-"""`coordinate-eval compare`: where two runs differ by more than chance."""
+"""`coordinate-eval compare`: where two runs differ by more than chance; `gate`: may one pass?"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +11,20 @@ from coordinate_eval._format import plural
 from coordinate_eval.coordinator.cli.inquire.runs import find, find_all
 from coordinate_eval.coordinator.cli.output import console, say, table_console, write_json
 from coordinate_eval.coordinator.comparison.compare import Comparison, Measured, Side, compare
+from coordinate_eval.coordinator.comparison.gate import (
+    BOUNDS,
+    Finding,
+    decision,
+    judge,
+    read_policy,
+)
+from coordinate_eval.coordinator.history.measured import measure
+from coordinate_eval.coordinator.history.series import series
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of, training_of
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.errors import UserError
 
 _STYLES = {"better": "green", "worse": "red"}
@@ -144,3 +155,68 @@ def summary_of(heads: tuple[str, str], found: Comparison) -> str:
         f"{heads[1]} against {heads[0]}: of {plural(len(told), 'dataset')}, {counts}. "
         "Of the datasets called better or worse, 5% may be so by chance."
     )
+
+
+_STATUS = {"GO": 0, "NO-GO": 1, "INCONCLUSIVE": 3}
+_STYLE_OF = {"GO": "green", "NO-GO": "red", "INCONCLUSIVE": "yellow"}
+
+
+def show_gate(
+    settings: Settings, name: str, policy_file: Path, against: str | None, *, as_json: bool
+) -> int:
+    """Print whether a run meets a policy. Return the exit status: 0 GO, 1 NO-GO, 3 INCONCLUSIVE."""
+    policy = read_policy(policy_file)
+    with _owner.for_show():
+        run_dir = find_run(name, settings)
+        run = read_run(run_dir)
+        found = series([measure(run_dir, run, read_results(run_dir))])
+        compared = None
+        if against is not None and policy.compares:
+            compared = compare(find_run(against, settings), run_dir)
+    (row,) = found.rows
+    findings = judge(policy, found, row, compared)
+    said = decision(findings)
+    if as_json:
+        write_json(
+            {
+                "schema": "coordinate-eval/gate@1",
+                "decision": said,
+                "run": run.id,
+                "checkpoint": run.checkpoint.path,
+                "against": compared.first.run if compared else None,
+                "decided": row.decided,
+                "rules": [each.model_dump(mode="json") for each in findings],
+            }
+        )
+        return _STATUS[said]
+    table_console().print(_findings_table(findings))
+    if row.decided:
+        say(f"its scores are of a part of the items, because it stopped early: {row.decided}")
+    _say_out(f"{said}: {run.checkpoint.path}")
+    return _STATUS[said]
+
+
+def _findings_table(findings: list[Finding]) -> Table:
+    table = Table()
+    for title in ("of", "rule"):
+        table.add_column(title, overflow="fold")
+    for title in ("value", "95% interval"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("")
+    for each in findings:
+        sign = "+" if each.bound.startswith(("loses", "gains")) else ""
+        interval = ""
+        if each.low is not None and each.high is not None:
+            interval = f"{each.low:{sign}.4f} … {each.high:{sign}.4f}"
+        more = each.why
+        if each.items is not None:
+            more += f"; about {each.items:,} items would decide it"
+        table.add_row(
+            escape(each.of if each.datasets == 1 else f"{each.of} ({each.datasets})"),
+            f"{BOUNDS[each.bound]} {each.limit:g}",
+            "" if each.value is None else f"{each.value:{sign}.4f}",
+            interval,
+            f"[{_STYLE_OF[each.decision]}]{each.decision}[/]"
+            + (f": {escape(more)}" if more else ""),
+        )
+    return table

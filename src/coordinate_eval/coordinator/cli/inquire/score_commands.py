@@ -311,7 +311,7 @@ def gate(
     Exit status: 0 GO; 1 NO-GO; 2 the run or the policy cannot be used; 3 INCONCLUSIVE, with the
     number of items that would decide.
     """
-    from coordinate_eval.coordinator.cli.inquire.gate import show_gate
+    from coordinate_eval.coordinator.cli.inquire.compare import show_gate
 
     with _errors_are_no_verdict():
         settings, _ = load_settings({}, settings_file)
