@@ -158,7 +158,7 @@ def summary_of(heads: tuple[str, str], found: Comparison) -> str:
 
 
 _STATUS = {"GO": 0, "NO-GO": 1, "INCONCLUSIVE": 3}
-_STYLE_OF = {"GO": "green", "NO-GO": "red", "INCONCLUSIVE": "yellow"}
+_COLORS = {"GO": "green", "NO-GO": "red", "INCONCLUSIVE": "yellow"}
 
 
 def show_gate(
@@ -216,7 +216,7 @@ def _findings_table(findings: list[Finding]) -> Table:
             f"{BOUNDS[each.bound]} {each.limit:g}",
             "" if each.value is None else f"{each.value:{sign}.4f}",
             interval,
-            f"[{_STYLE_OF[each.decision]}]{each.decision}[/]"
+            f"[{_COLORS[each.decision]}]{each.decision}[/]"
             + (f": {escape(more)}" if more else ""),
         )
     return table
