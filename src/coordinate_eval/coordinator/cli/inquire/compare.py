@@ -216,7 +216,6 @@ def _findings_table(findings: list[Finding]) -> Table:
             f"{BOUNDS[each.bound]} {each.limit:g}",
             "" if each.value is None else f"{each.value:{sign}.4f}",
             interval,
-            f"[{_COLORS[each.decision]}]{each.decision}[/]"
-            + (f": {escape(more)}" if more else ""),
+            f"[{_COLORS[each.decision]}]{each.decision}[/]" + (f": {escape(more)}" if more else ""),
         )
     return table
