@@ -70,6 +70,11 @@ def table_console() -> Console:
     return console(width=PIPE_WIDTH)
 
 
+def out(text: str, style: str | None = None) -> None:
+    """Print a line on stdout as it is, however long it is."""
+    console().print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 def say(text: str) -> None:
     """Write a line, or several, to stderr."""
     sys.stderr.write(f"{visible(text)}\n")

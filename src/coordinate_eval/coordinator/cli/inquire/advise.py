@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from coordinate_eval._format import quoted
 from coordinate_eval.coordinator.cli.inquire.history import load
-from coordinate_eval.coordinator.cli.output import console, say, write_json
+from coordinate_eval.coordinator.cli.output import out, say, write_json
 from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, look, step_of
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.training.advice import Advice, Save, advise
@@ -55,15 +55,15 @@ def show_advice(
         passed = [spike.model_dump(mode="json") for spike in detector.found]
         write_json(_document(found, last) | {"passed": passed, "notes": notes})
         return int(found.onset is not None)
-    _out(_decision(found, last))
+    out(_decision(found, last))
     for line in found.evidence:
-        _out(f"  {line}")
+        out(f"  {line}")
     for spike in detector.found[-5:] if found.onset is None else []:
         back = "" if spike.recovered is None else f", and was back at step {spike.recovered:,}"
-        _out(f"  at step {spike.onset:,} the loss rose to {spike.peak:.4g}{back}")
+        out(f"  at step {spike.onset:,} the loss rose to {spike.peak:.4g}{back}")
     if found.evaluate is not None:
         path = quoted(found.evaluate)
-        _out(f"surer with scores: coordinate-eval {path} --first-signal, then this again")
+        out(f"surer with scores: coordinate-eval {path} --first-signal, then this again")
     for note in notes:
         say(note)
     return int(found.onset is not None)
@@ -108,7 +108,3 @@ def _document(found: Advice, last: int) -> dict[str, Any]:
         "evidence": list(found.evidence),
         "evaluate": None if found.evaluate is None else str(found.evaluate),
     }
-
-
-def _out(text: str) -> None:
-    console().print(text, markup=False, highlight=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from rich.table import Table
 from coordinate_eval import _owner
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.cli.inquire.runs import find, find_all
-from coordinate_eval.coordinator.cli.output import console, say, table_console, write_json
+from coordinate_eval.coordinator.cli.output import out, say, table_console, write_json
 from coordinate_eval.coordinator.comparison.compare import Comparison, Measured, Side, compare
 from coordinate_eval.coordinator.comparison.gate import (
     BOUNDS,
@@ -86,13 +86,13 @@ def _print(found: Comparison) -> None:
     for label, side in zip(heads, (found.first, found.second), strict=True):
         partial = "" if side.complete else ", not all results are there"
         partial = f", stopped early: {side.decided}" if side.decided else partial
-        _say_out(f"{label}: {side.checkpoint} (run {side.run}{partial})")
+        out(f"{label}: {side.checkpoint} (run {side.run}{partial})")
     where = table_console()
     where.print(_table(heads, found.datasets, "dataset"))
     means = [*found.groups, *found.aggregates, *([found.mean] if found.mean else [])]
     if means:
         where.print(_table(heads, means, "mean of"))
-    _say_out(summary_of(heads, found))
+    out(summary_of(heads, found))
     for each in [*found.datasets, *found.aggregates]:
         if each.why_not:
             say(f"{each.name} has no interval: {each.why_not}")
@@ -100,11 +100,6 @@ def _print(found: Comparison) -> None:
         say(f"{name} is left out: {why}")
     for name, reasons in found.unlike.items():
         say(f"{name} was asked differently: {'; '.join(reasons)}")
-
-
-def _say_out(text: str) -> None:
-    """Print a line of text on stdout."""
-    console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _labels(first: Side, second: Side) -> tuple[str, str]:
@@ -192,7 +187,7 @@ def show_gate(
     table_console().print(_findings_table(findings))
     if row.decided:
         say(f"its scores are of a part of the items, because it stopped early: {row.decided}")
-    _say_out(f"{said}: {run.checkpoint.path}")
+    out(f"{said}: {run.checkpoint.path}")
     return _STATUS[said]
 
 

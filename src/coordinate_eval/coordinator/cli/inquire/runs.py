@@ -13,7 +13,7 @@ from rich.table import Table
 from coordinate_eval import _files, _owner
 from coordinate_eval._format import plural, whole_duration
 from coordinate_eval.clusters.protocol import TaskStatus
-from coordinate_eval.coordinator.cli.output import say, table_console, write_json
+from coordinate_eval.coordinator.cli.output import out, say, table_console, write_json
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
@@ -157,8 +157,7 @@ def list_runs(
     else:
         console = table_console()
         if not rows:
-            text = f"no runs under {settings.runs_dir}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            out(f"no runs under {settings.runs_dir}")
         else:
             console.print(_table(rows, dataset))
         if len(found) > limit:

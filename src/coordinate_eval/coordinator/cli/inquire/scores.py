@@ -16,7 +16,7 @@ from rich.table import Table
 from coordinate_eval import _owner
 from coordinate_eval._format import plural, visible
 from coordinate_eval.coordinator.cli.inquire.runs import Wanted, find, find_all, readable_rows
-from coordinate_eval.coordinator.cli.output import say, table_console, write_json
+from coordinate_eval.coordinator.cli.output import out, say, table_console, write_json
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
@@ -212,8 +212,7 @@ def _markdown(rows: Sequence[dict[str, Any]], datasets: Sequence[str]) -> str:
 def _print(rows: Sequence[dict[str, Any]], datasets: Sequence[str], settings: Settings) -> None:
     console = table_console()
     if not rows or not datasets:
-        text = "no scores yet" if rows else f"no runs under {settings.runs_dir}"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        out("no scores yet" if rows else f"no runs under {settings.runs_dir}")
         return
     trainings = _trainings(rows)
     for part in _blocks(rows, datasets, console.width):
@@ -229,14 +228,11 @@ def _print(rows: Sequence[dict[str, Any]], datasets: Sequence[str], settings: Se
         console.print(table)
     for row in rows:
         if row["decided"]:
-            text = f"{_label(row, rows)}: stopped early: {row['decided']}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            out(f"{_label(row, rows)}: stopped early: {row['decided']}")
         for warning in row["warnings"]:
-            text = warning if len(rows) == 1 else f"{_label(row, rows)}: {warning}"
-            console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            out(warning if len(rows) == 1 else f"{_label(row, rows)}: {warning}", "yellow")
     if not all(row["complete"] or row["decided"] for row in rows):
-        text = f"{INCOMPLETE} not all results are there: `coordinate-eval status RUN` says why"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        out(f"{INCOMPLETE} not all results are there: `coordinate-eval status RUN` says why")
 
 
 def _blocks(rows: Sequence[dict[str, Any]], datasets: Sequence[str], width: int) -> list[list[str]]:

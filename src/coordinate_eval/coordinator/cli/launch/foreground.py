@@ -16,6 +16,7 @@ from coordinate_eval.coordinator.cli.output import (
     QUIET_SECONDS,
     differences,
     first_signal_table,
+    out,
     results_table,
     say,
     table_console,
@@ -216,14 +217,13 @@ def show_results(run_dir: RunDir, *, as_json: bool) -> int:
         for name, judge in results["judge"].items():
             lines += warnings.odd_answers(name, judge)
         for line in lines:
-            console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            out(line, "yellow")
         if (compared := results["compared"]) is not None:
-            words = Compared.model_validate(compared).words
-            console.print(words, markup=False, highlight=False, soft_wrap=True)
+            out(Compared.model_validate(compared).words)
         if not report.is_done(results):
             for line in reasons_why_stopped(run_dir):
-                console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
-        console.print(str(run_dir.results), markup=False, highlight=False, soft_wrap=True)
+                out(line, "red")
+        out(str(run_dir.results))
     return 0 if report.is_done(results) else 1
 
 

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from coordinate_eval._format import duration, plural
 from coordinate_eval.coordinator.cli.options import common, parsing
 from coordinate_eval.coordinator.cli.options.parsing import option
-from coordinate_eval.coordinator.cli.output import say, table_console, write_json
+from coordinate_eval.coordinator.cli.output import out, say, table_console, write_json
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import UserError
@@ -289,18 +288,14 @@ def _print_rows(answer: dict[str, Any]) -> None:
     on, start = answer["conditions"], answer["engine_start_seconds"]
     parameters = on["model"]["parameters"]
     size = f"{parameters / 1e9:.3g}b" if parameters >= 1e9 else f"{parameters / 1e6:.3g}m"
-    console = table_console()
-    console.print(
+    out(
         f"{size} parameters on {on['gpu']} with {on['engine']}, "
-        f"from {plural(answer['runs'], 'run')} in {answer['store']}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"from {plural(answer['runs'], 'run')} in {answer['store']}"
     )
     if start is not None:
-        console.print(f"engine starts in {duration(start)}", markup=False, highlight=False)
+        out(f"engine starts in {duration(start)}")
     if answer["stage"]["copies"]:
-        _print_stage(console, answer["stage"])
+        _print_stage(answer["stage"])
     table = Table("dataset")
     for heading in ("predicted", "±", "measured", "seen", "leave-one-out\nerror"):
         table.add_column(heading, justify="right")
@@ -314,10 +309,10 @@ def _print_rows(answer: dict[str, Any]) -> None:
             str(row["observations"]),
             "" if error is None else f"{error:.0%}",
         )
-    console.print(table)
+    table_console().print(table)
 
 
-def _print_stage(console: Console, stage: dict[str, Any]) -> None:
+def _print_stage(stage: dict[str, Any]) -> None:
     what = "weights, converted from .pt," if stage["converted"] else "weights"
     words = f"{what} on {stage['storage']} reach a node's memory in {duration(stage['seconds'])}"
     words += f" ({stage['gigabits_per_node']:.3g} Gbit/s)"
@@ -325,4 +320,4 @@ def _print_stage(console: Console, stage: dict[str, Any]) -> None:
         many = stage["seconds"] * (1 + stage["shared"] * (SOME_NODES - 1))
         words += f", each of {SOME_NODES} at once in {duration(many)}"
     words += f"; seen {stage['copies']} ×"
-    console.print(words, markup=False, highlight=False, soft_wrap=True)
+    out(words)
