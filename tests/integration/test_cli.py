@@ -1,17 +1,11 @@
 """The command line: what is wrong is said once and clearly, and nothing is left behind."""
 
-import io
-import os
-import pickle
 import re
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from tests.command_line import NODE, copy_of_model, dry, refused, refused_here, user_without_slurm
+from tests.command_line import NODE, dry, refused, refused_here, user_without_slurm
 from tests.runs import TASKS, Workspace
 from tests.tiny import tiny_model
 from typer.testing import CliRunner
@@ -23,83 +17,6 @@ from coordinate_eval.errors import RecordError
 @pytest.fixture(scope="module")
 def user(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return user_without_slurm(tmp_path_factory.mktemp("user"))
-
-
-def missing(folder: Path) -> Path:
-    return folder / "nothing"
-
-
-def torn(folder: Path) -> Path:
-    made = copy_of_model(folder / "torn")
-    os.truncate(made / "model.safetensors", 200_000)
-    return made
-
-
-def without_tokenizer(folder: Path) -> Path:
-    made = copy_of_model(folder / "mute")
-    for file in made.glob("*token*"):
-        file.unlink()
-    return made
-
-
-def half_written_config(folder: Path) -> Path:
-    made = copy_of_model(folder / "config")
-    (made / "config.json").write_text('{"hidden_size": ')
-    return made
-
-
-def malicious(folder: Path) -> Path:
-    made = copy_of_model(folder / "malicious")
-    (made / "model.safetensors").unlink()
-
-    class Payload:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return os.system, (f"touch '{folder / 'it ran'}'",)
-
-    content = io.BytesIO()
-    pickle.dump({"weight": Payload()}, content)
-    with zipfile.ZipFile(made / "model.pt", "w") as archive:
-        archive.writestr("archive/data.pkl", content.getvalue())
-        archive.writestr("archive/version", "3\n")
-    return made / "model.pt"
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (missing, ("nothing does not exist",)),
-        (torn, ("model.safetensors is not whole",)),
-        (without_tokenizer, ("has no tokenizer", "--tokenizer")),
-        (half_written_config, ("config.json is not JSON",)),
-        (malicious, ("system", "would run code")),
-    ],
-)
-def test_bad_checkpoints_are_refused(
-    user: Workspace, spoil: Callable[[Path], Path], words: tuple[str, ...], tmp_path: Path
-) -> None:
-    refused_here(user, *dry(user, checkpoint=spoil(tmp_path)), words=words)
-    assert not (tmp_path / "it ran").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (
-            "datasets:\n- {name: a, task: t}\n- {name: a, task: u}\n",
-            ("line 3", "a is listed twice"),
-        ),
-        ("datasets:\n- {name: a, task: t, shots: 3}\n", ("line 2", "shots")),
-        ("datasets: [\n", ("line 2",)),
-        ("datasets:\n- {name: a, task: no_such_task}\n", ("dataset a", "`items`", "live cluster")),
-        (f"include_path: ['{TASKS}', nowhere]\ndatasets: [a]\n", ("line 1", "no folder")),
-    ],
-)
-def test_bad_suites_are_refused(
-    user: Workspace, text: str, words: tuple[str, ...], tmp_path: Path
-) -> None:
-    suite = tmp_path / "su ite.yaml"
-    suite.write_text(text)
-    refused_here(user, *dry(user, "--suite", suite), words=words)
 
 
 def test_a_task_without_items_is_refused(user: Workspace, tmp_path: Path) -> None:
@@ -184,25 +101,6 @@ def test_bad_cluster_files_are_refused(
 )
 def test_bad_options_are_refused(user: Workspace, args: list[str], words: tuple[str, ...]) -> None:
     refused_here(user, *dry(user, *args), words=words)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('[slurm]\npartitoin = "gpu"\n', ("slurm.partitoin",)),
-        ("[trial]\ncpus = 0\n", ("trial.cpus",)),
-        ("[trial]\nmemory_gib = inf\n", ("trial.memory_gib",)),
-        ("[trial]\nhang_minutes = nan\n", ("trial.hang_minutes",)),
-        ("suite = \n", ("cannot be read", "line 1")),
-    ],
-)
-def test_bad_settings_are_refused(
-    user: Workspace, text: str, words: tuple[str, ...], tmp_path: Path
-) -> None:
-    file = tmp_path / "my settings.toml"
-    file.write_text(text)
-    refused_here(user, *dry(user, "--settings", file), words=(str(file), *words))
-    refused_here(user, "config", words=words, COORDINATE_EVAL_CONFIG=str(file))
 
 
 def test_a_bad_variable_of_the_environment_is_refused(user: Workspace) -> None:

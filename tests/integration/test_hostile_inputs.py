@@ -1,15 +1,12 @@
 """Hostile files, given to the command itself: one message, an exit status, and nothing else."""
 
 import json
-import os
-import struct
 from pathlib import Path
 
 import numpy
 import pytest
 import yaml
 from safetensors.numpy import save_file
-from tests.checkpoints import archive, described
 from tests.runs import Workspace
 from tests.steering import CLEAR, TURNED, steering
 from tests.tiny import architectures, tiny_model
@@ -62,39 +59,6 @@ def refused(user: Workspace, checkpoint: Path, *words: str) -> None:
     assert sorted(user.folder.rglob("*")) == before
 
 
-def test_a_link_to_a_private_key(user: Workspace, checkpoint: Path) -> None:
-    key = user.folder / "key"
-    key.write_text("secret")
-    key.chmod(0o600)
-    (checkpoint / "tokenizer.readme.txt").symlink_to(key)
-    user.call(*dry(user, checkpoint))  # which nobody reads
-    (checkpoint / "chat_template.jinja").symlink_to(key)
-    refused(user, checkpoint, "chat_template.jinja", str(key))
-
-
-def test_a_pipe_as_weights(user: Workspace, checkpoint: Path) -> None:
-    (checkpoint / "model.safetensors").unlink()
-    os.mkfifo(checkpoint / "model.safetensors")
-    refused(user, checkpoint, "model.safetensors", "not a regular file")
-
-
-def test_a_number_of_400_digits(user: Workspace, checkpoint: Path) -> None:
-    (checkpoint / "config.json").write_text(json.dumps({"num_hidden_layers": 10**400}))
-    refused(user, checkpoint, "num_hidden_layers")
-
-
-def test_a_side_file_of_gigabytes(user: Workspace, checkpoint: Path) -> None:
-    with (checkpoint / "tokenizer.json").open("w") as file:
-        file.truncate(5 << 30)
-    refused(user, checkpoint, "tokenizer.json", "5.0 GiB")
-
-
-def test_a_tensor_of_a_terabyte_in_a_small_file(user: Workspace, checkpoint: Path) -> None:
-    (checkpoint / "model.safetensors").unlink()
-    archive(checkpoint / "model.pt", described((2**38,), (0,)))
-    refused(user, checkpoint, "model.pt", "1024.0 GiB", "share memory")
-
-
 def test_a_name_that_clears_the_screen(user: Workspace, checkpoint: Path) -> None:
     name = f"{CLEAR}{TURNED}"
     hostile = checkpoint.rename(checkpoint.with_name(name))
@@ -106,17 +70,6 @@ def test_a_name_that_clears_the_screen(user: Workspace, checkpoint: Path) -> Non
     assert json.loads(shown.stdout)["checkpoint"]["path"] == str(hostile)
     (hostile / "config.json").unlink()
     refused(user, hostile, "config.json")
-
-
-def test_a_tensor_whose_name_clears_the_screen(user: Workspace, checkpoint: Path) -> None:
-    mapping = {"weight_map": {CLEAR: "model.safetensors"}}
-    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(mapping))
-    refused(user, checkpoint, "owned")
-    header = json.dumps({"w": {"dtype": CLEAR, "shape": [1], "data_offsets": [0, 8]}}).encode()
-    (checkpoint / "model.safetensors.index.json").unlink()
-    content = struct.pack("<Q", len(header)) + header + bytes(8)
-    (checkpoint / "model.safetensors").write_bytes(content)
-    refused(user, checkpoint, "model.safetensors")
 
 
 # -- a suite is code, and a cluster file plans without it ----------------------------------------

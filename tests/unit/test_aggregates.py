@@ -1,4 +1,4 @@
-"""Aggregates of a suite, wherever scores are shown: never of fewer members than they have."""
+"""Aggregates of a suite, and wherever scores are shown: never of fewer members than they have."""
 
 import json
 import math
@@ -13,8 +13,10 @@ from coordinate_eval.coordinator.comparison.compare import Measured, aggregate_o
 from coordinate_eval.coordinator.display.experiment_page import Experiment, render
 from coordinate_eval.coordinator.history.measured import read
 from coordinate_eval.coordinator.history.series import series
+from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.run.records import read_run
+from coordinate_eval.errors import UserError
 from coordinate_eval.records import Aggregate, Dataset, Suite
 
 CORE = Aggregate(factors={"a": 1.0, "b": 0.5}, offset=0.25)  # b is twice as good as guessing
@@ -110,8 +112,8 @@ def test_a_difference_has_the_error_of_its_parts() -> None:
 
 def test_compare_leaves_out_what_it_does_not_know(tmp_path: Path) -> None:
     other = SUITE.model_copy(update={"aggregates": {"core": CORE, "mine": CORE}})
-    for step, suite in ((100, SUITE), (200, other)):
-        run_of(tmp_path, step, {"a": 0.5}, suite=suite)
+    for step, of in ((100, SUITE), (200, other)):
+        run_of(tmp_path, step, {"a": 0.5}, suite=of)
     found = shown(tmp_path, "compare", "step-100-x", "step-200-x", "--json")
     assert found["aggregates"] == []
     assert found["left_out"]["core"] == "not known without b"
@@ -140,3 +142,68 @@ def test_one_of_unlike_datasets_is_left_out_of_the_history_with_the_reason(tmp_p
     perplexity = (12.5, 0.1, 100, "word_perplexity", False, "x")
     keep(tmp_path, 1, {"a": 0.5, "p": perplexity}, aggregates={"odd": odd})
     assert "odd is left out: of some of its datasets more" in call(tmp_path, "history").output
+
+
+def parse(text: str) -> Suite:
+    return suite.parse(text, where="my.yaml", folder=Path())
+
+
+def test_an_aggregate_is_a_weighted_mean_of_members_above_chance() -> None:
+    text = """
+datasets:
+- {name: a, task: t, group: g, chance: 0.25}
+- {name: b, task: t, group: g}
+- {name: c_1, task: t, chance: 0.5}
+- {name: c_2, task: t}
+aggregates:
+  raw: {of: [g, 'c_*']}
+  above: {of: {g: 3, c_1: 1}, normalized: true}
+  both: {of: [raw, above]}
+"""
+    found = parse(text)
+    scores = {"a": (0.4, 0.01), "b": (0.6, 0.02), "c_1": (0.7, 0.03), "c_2": (0.1, None)}
+
+    def told(name: str) -> list[float | None]:
+        return list(found.aggregates[name].value(scores) or [])
+
+    assert told("raw") == [pytest.approx((0.5 + 0.4) / 2), None]  # an error is not known
+    value = (3 * (0.15 / 0.75 + 0.6) / 2 + (0.2 / 0.5)) / 4
+    error = math.hypot(3 / 2 * 0.01 / 0.75, 3 / 2 * 0.02, 0.03 / 0.5) / 4
+    assert told("above") == [pytest.approx(value), pytest.approx(error)]
+    assert told("both") == [pytest.approx((0.45 + value) / 2), None]
+    assert found.aggregates["above"].value({"a": (0.4, 0.01)}) is None
+    assert found.aggregates["above"].missing({"a"}) == ["b", "c_1"]
+
+
+def test_aggregates_and_chance_change_no_prompt_and_no_digest() -> None:
+    plain = parse("datasets: [a, b]")
+    more = parse("datasets: [{name: a, task: a, chance: 0.5}, b]\naggregates: {m: {of: [a, b]}}")
+    assert plain.digest == more.digest
+    assert suite.narrow(more, only=["a"]).aggregates == more.aggregates
+    assert suite.narrow(parse(
+        "datasets: [a, b]\naggregates: {m: {of: [a]}}"), only=["b"]).aggregates == {}  # fmt: skip
+
+
+def test_a_suite_may_change_an_aggregate_that_it_inherits(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text(
+        "datasets: [a, b]\naggregates: {m: {of: [a, b]}, n: {of: [a]}}"
+    )
+    (tmp_path / "two.yaml").write_text("extends: one.yaml\naggregates: {m: {of: [b]}}")
+    found = suite.load(str(tmp_path / "two.yaml")).aggregates
+    assert {name: list(each.factors) for name, each in found.items()} == {"m": ["b"], "n": ["a"]}
+
+
+def test_inherited_aggregates_go_with_the_datasets_that_they_name(tmp_path: Path) -> None:
+    (tmp_path / "parent.yaml").write_text(
+        "datasets: [{name: a, task: t, group: g}, {name: b, task: t}, {name: c, task: t}]\n"
+        "aggregates: {x: {of: [g]}, y: {of: [b, x]}, z: {of: ['[bc]']}}\n"
+    )
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: parent.yaml\nskip: [a, b]\naggregates: {w: {of: [z]}}\n")
+    assert {name: each.factors for name, each in suite.load(str(mine)).aggregates.items()} == {
+        "z": {"c": 1.0},
+        "w": {"c": 1.0},
+    }
+    mine.write_text("extends: parent.yaml\nskip: [a]\naggregates: {w: {of: [x]}}\n")
+    with pytest.raises(UserError, match=r"aggregate x: there is no dataset, group or .* 'g'"):
+        suite.load(str(mine))

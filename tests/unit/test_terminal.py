@@ -135,16 +135,6 @@ def test_moments_as_people_read_them() -> None:
     ]
 
 
-def test_the_whole_preview_names_nothing_that_moves_the_cursor() -> None:
-    review = reviewed(nodes=2, trials=2, name="n\x1b[2J\n")
-    file = io.StringIO()
-    Console(file=file, width=100).print(plan_terminal.render(review))
-    text = file.getvalue()
-    assert "\x1b" not in text
-    assert "one job each" in text
-    assert "lower bound" in text
-
-
 @pytest.mark.parametrize("width", [68, 80, 200])
 def test_a_narrow_window_cuts_names_only(width: int) -> None:
     file = io.StringIO()

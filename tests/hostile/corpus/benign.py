@@ -120,7 +120,7 @@ PROGRAMS = [
     _means_well(
         "uses-files",
         """
-        import mmap, os, pathlib, shutil, sqlite3, tempfile, zipfile
+        import fcntl, mmap, os, pathlib, shutil, sqlite3, tempfile, zipfile
         with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile() as file:
             path = pathlib.Path(folder) / "x"
             path.write_text("x" * 100_000)
@@ -131,6 +131,8 @@ PROGRAMS = [
                 pages[0:1] = b"y"
             assert path.read_text()[0] == "y"
             file.write(b"x"); file.flush(); os.fsync(file.fileno())
+            fcntl.flock(file, fcntl.LOCK_EX)
+        os.mkfifo("pipe"); os.symlink("pipe", "link")
         with sqlite3.connect("database") as database:
             database.execute("create table t (x)")
         """,
@@ -182,6 +184,7 @@ PROGRAMS = [
         assert os.cpu_count() and os.sched_getaffinity(0) and os.getloadavg()
         epoll = select.epoll(); epoll.close()
         os.close(os.eventfd(0)); os.getrandom(3)
+        open("/proc/self/comm", "w").write("me"); assert open("/proc/self/maps").read()
         assert os.nice(1) >= 1 and os.times() and os.uname() and os.getpriority(0, 0) >= 0
         class Case(unittest.TestCase):
             def test(self): self.assertEqual(1, 1)
