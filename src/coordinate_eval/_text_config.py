@@ -107,9 +107,6 @@ def text_config(config: Mapping[str, Any], file: Path) -> TextConfig:
     """Return the config of the language model in a config, as engines take it.
 
     Where the class is not known here, what the nested config does not say is taken from above it.
-
-    Args:
-        config: the content of `file`.
     """
     given, kind = config, _type(config)
     for _ in range(_DEEPEST):

@@ -162,7 +162,6 @@ def find_cause(
     """Return why a job ended, from the logs of its ranks, Slurm's words, and what the job said.
 
     Args:
-        rules: that tell what lines mean.
         end: how it ended, in Slurm's words.
         said: the job's own words about its end. A log may also have harmless lines.
         by_words: take last lines that sound like a failure for one. A job may still be running, or

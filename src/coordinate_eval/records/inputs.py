@@ -263,11 +263,7 @@ class Aggregate(Record):
     def value(
         self, scores: Mapping[str, tuple[float, float | None]]
     ) -> tuple[float, float | None] | None:
-        """Return the value and its standard error; None unless all of its datasets are there.
-
-        Args:
-            scores: dataset → score and standard error.
-        """
+        """Return the value and its standard error; None unless all of its datasets are there."""
         if self.missing(scores):
             return None
         parts = [(factor, *scores[name]) for name, factor in self.factors.items()]

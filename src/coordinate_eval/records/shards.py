@@ -77,9 +77,6 @@ def seeded_order(tasks: Mapping[str, int]) -> list[int]:
 
     Each stage has about the same share of every task, and the first one at least `LEAST_OF_TASK`
     items of each.
-
-    Args:
-        tasks: the items of each leaf task, in the order of the dataset.
     """
     return [item for *_, item in sorted(_ranked(tasks))]
 

@@ -98,11 +98,9 @@ def render(
     """Return the page.
 
     Args:
-        lanes: what each trial did.
         scored: the datasets with scores, in the order of the suite.
         planned_at: when the plan was made, which is its time 0, in seconds from the submission.
         last_response: when it came, in the same seconds.
-        samples: prompts, answers and verdicts to read.
     """
     planned, expected = [], 0.0
     if plan is not None:

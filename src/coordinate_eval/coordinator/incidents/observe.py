@@ -67,13 +67,7 @@ def silent_ends(
     now: float,
     known: Set[str],
 ) -> Iterator[Incident]:
-    """Yield the trials whose tasks have ended and that did not say so themselves.
-
-    Args:
-        tasks: the answer to a poll.
-        trials: progress of the trials of the rounds that go on, by round.
-        known: jobs whose incident is written.
-    """
+    """Yield the trials whose tasks have ended and that did not say so themselves."""
     living, ends = living_and_ended(tasks)
     for number, group in trials.items():
         for trial in group:

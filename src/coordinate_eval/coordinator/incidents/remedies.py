@@ -151,10 +151,6 @@ def recurring(latest: Sequence[Incident], known: Sequence[Incident]) -> Recurrin
 
     All of the latest must have died of one cause. Bad input fails again for certain. Anything else
     must be shown on two nodes, or again in another round or array, where others may have run.
-
-    Args:
-        latest: of the last round or array.
-        known: all since the run was last resumed.
     """
     whats = {_what(each) for each in latest}
     if len(whats) != 1 or None in whats:

@@ -61,11 +61,6 @@ class JudgeUnusable(UserError):
 def plan_judge(run: Run, offer: Offer, built: Mapping[str, DatasetRequests]) -> Judging | None:
     """Return what the judge of a run will take; None if there is none.
 
-    Args:
-        run: the run that asks, without a plan.
-        offer: what the cluster has, on which a checkpoint judges too.
-        built: the indexes of the built requests.
-
     Raises:
         JudgeUnusable: Its checkpoint cannot be used.
         UserError: The judge fits on no GPU that the cluster has now.

@@ -35,7 +35,6 @@ def judged(
     """Return when a judge begins, and when its last answer is scored.
 
     Args:
-        work: what it is asked.
         costs: of all datasets. Their `judge_seconds` are a server's for the questions of this
             dataset alone, and those of its whole job where a checkpoint judges.
         spare_gpus: GPUs that the plan does not use, and the judge may.

@@ -130,14 +130,6 @@ def plan_run(
 
     With `what_if` the plan tells what other numbers of nodes would come to.
 
-    Args:
-        run: The run, without a plan.
-        offer: What the cluster has.
-        chosen: Nodes of it and the GPUs of one trial; see `nodes_for`.
-        built: The indexes of the built requests. On a cluster file nothing is built.
-        reviewed: The plan of `--plan`.
-        judging: What the judge will take.
-
     Raises:
         UserError: The reviewed plan is of other items, or nothing ends by the deadline or before
             all jobs have to end.

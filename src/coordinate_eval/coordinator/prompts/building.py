@@ -86,14 +86,7 @@ def build_each(
     processes: int,
     tell: Callable[[Progress], None] = lambda progress: None,
 ) -> Building:
-    """Return the requests of the datasets, from the cache or built now, and what went wrong.
-
-    Args:
-        make: makes a builder, which has a process of its own.
-        datasets: those wanted; each has a task.
-        processes: most processes at the same time.
-        tell: called with each dataset that is built, from several threads but one at a time.
-    """
+    """Return the requests of the datasets, from the cache or built now, and what went wrong."""
     builders = [make()]
     made = Building({d.name: b for d in datasets if (b := builders[0].find(d)) is not None})
     missing = longest_first(d for d in datasets if d.name not in made.built)

@@ -166,13 +166,7 @@ FASTEST = 0.1
 
 
 def measured_pace(trials: Iterable[TrialProgress], done: float, whole: float) -> float:
-    """Return the GPU seconds that a predicted second took; 1 while little is done.
-
-    Args:
-        trials: those that have begun, of all rounds.
-        done: predicted GPU seconds of the work that is done.
-        whole: those of all work.
-    """
+    """Return the GPU seconds that a predicted second took; 1 while little is done."""
     if done <= LEAST_SHARE * whole:
         return 1.0
     spent = sum(max(0.0, t.updated - t.ready) for t in trials if t.ready is not None)

@@ -45,10 +45,6 @@ def make_round(
     response the limit is doubled, up to `max_minutes`.
 
     Args:
-        number: of the round, from 0.
-        created: seconds since the epoch.
-        nodes: those that are asked for.
-        shards: those without published responses.
         ready_seconds: from the submission until an engine answers: the copy of the weights and
             the engine's start.
         floor_seconds: of each dataset, the latency of its longest item; 0 where it is not given.

@@ -104,12 +104,7 @@ CURE = (
 
 
 def name_of(cluster: Cluster, task: str) -> str | None:
-    """Return the name by which a scheduler knows a job; None if it does not say.
-
-    Args:
-        cluster: the scheduler, which is asked for all jobs of the user.
-        task: an id of the job or of its task.
-    """
+    """Return the name by which a scheduler knows a job; None if it does not say."""
     try:
         return next((each.name for each in cluster.poll("") if task in each.ids), None)
     except ClusterError:

@@ -158,8 +158,6 @@ def sweep(
     job soon, it is given up: the user's next keeper on the node does the same.
 
     Args:
-        run: the run, whose jobs have all ended.
-        poll_seconds: between two polls, at most.
         check: raises where the run has another supervisor.
     """
     if cluster.local:

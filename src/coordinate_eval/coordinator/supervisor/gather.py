@@ -227,10 +227,6 @@ def ready_seconds(
     """Return the seconds from the copy of the weights until an engine has started.
 
     Return the median of the engines that have started, else the prediction.
-
-    Args:
-        trials: those that have begun, by round.
-        stages: progress of keepers, by round and node.
     """
     seen = []
     for number, group in trials.items():

@@ -108,7 +108,6 @@ class ConfinedEvaluator:
         Args:
             setup: what processes need; `mirrors` is filled in.
             tasks: names of the datasets' tasks, or paths of task files.
-            indexes: of the requests of every dataset that may be scored.
             most_seconds: for one reply of a process, which is ended afterwards.
             allow_unsafe: text of the model may run unconfined where nothing confines it.
             log: where the output of the processes goes; None for where this one's errors go.

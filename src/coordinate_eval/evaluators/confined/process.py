@@ -140,9 +140,7 @@ class _Process:
         """Start the process. It loads the harness while the caller goes on.
 
         Args:
-            setup: what it is told first.
             arguments: its command, without the descriptors.
-            descriptors: files that it gets.
             folder: its working directory; None for that of this process.
             log: where its output goes; None for where the errors of this process go.
         """

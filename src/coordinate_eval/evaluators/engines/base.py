@@ -166,10 +166,7 @@ class EngineModule(Protocol):
         """Serve a model in this process over OpenAI's protocol, until a signal ends it.
 
         Args:
-            name: of the model in requests.
-            socket: the socket file to listen on.
             key: what every request must have in its `Authorization` header.
-            args: the engine's own arguments.
 
         Raises:
             UserError: the engine has no server, is not installed, or does not take an argument.

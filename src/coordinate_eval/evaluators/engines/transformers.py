@@ -284,9 +284,6 @@ def check_loaded(told: Mapping[str, Any]) -> None:
     know: such scores would be of no model, and of another one in each trial. It counts as missing
     none that are tied to others, and as unknown none that it knows to be of no use.
 
-    Args:
-        told: what `from_pretrained` says with `output_loading_info`.
-
     Raises:
         EngineError: weights are missing, unknown, or of another shape.
     """

@@ -212,9 +212,6 @@ class HarnessEvaluator:
     def load(self, dataset: Dataset, index: DatasetRequests) -> list[str]:
         """Load the dataset's tasks, and make its prompts if scoring has to compare them.
 
-        Args:
-            index: of the requests that were built of it.
-
         Returns:
             the names that its results may have, of its tasks and groups.
         """

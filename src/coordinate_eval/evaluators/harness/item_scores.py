@@ -37,12 +37,7 @@ class ItemBook:
     """
 
     def __init__(self, answered: Answered, documents: Iterable[tuple[str, int, Any]]) -> None:
-        """Read the documents of the dataset.
-
-        Args:
-            answered: the instances that are about to be scored, of all documents or of some.
-            documents: task, number and content of every document.
-        """
+        """Read the documents of the dataset."""
         self._items: dict[str, dict[int, int]] = {}
         for ask, _ in answered:
             self._items.setdefault(ask.task, {})[ask.doc] = ask.item
@@ -83,10 +78,6 @@ class ItemBook:
 
         The harness processes all documents in order, once for each filter. A task that was
         processed otherwise has no table.
-
-        Args:
-            tasks: those that were scored.
-            names: of the tasks in the dataset's results.
         """
         with suppress(Exception):
             return self._tables(tasks, names)

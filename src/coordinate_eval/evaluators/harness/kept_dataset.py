@@ -57,10 +57,6 @@ class UnbuiltDataset(AnsweredDataset):
     ) -> None:
         """Read the documents. Call it inside `harness_session`, directly after loading.
 
-        Args:
-            options: what prompts depend on besides the tasks.
-            index: of the requests that were built.
-
         Raises:
             PromptsNeeded: its prompts have to be made.
         """

@@ -86,9 +86,6 @@ class Prompts:
     def filled(self, where: str, fields: Mapping[str, Any]) -> dict[str, list[Message]]:
         """Return the messages of each prompt. One whose last message is blank is not asked.
 
-        Args:
-            where: the document, for an error.
-
         Raises:
             TooLong: a message exceeds its limits.
             UserError: the templates need what the document lacks.

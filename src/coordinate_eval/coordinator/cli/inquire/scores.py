@@ -52,10 +52,6 @@ def show_scores(
 ) -> None:
     """Print the scores of these runs, or of all runs: one row a run, one column a dataset.
 
-    Args:
-        metric: shown in place of the main one, for datasets that have it.
-        wanted: which runs are shown, where none is named.
-
     Scores of different judges say nothing about each other: they are not shown together.
 
     Raises:

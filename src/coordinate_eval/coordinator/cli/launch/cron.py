@@ -71,14 +71,7 @@ class CronJob:
 def cron_job(
     folder: Path | None, argv: Sequence[str], every_seconds: float, settings: Settings
 ) -> CronJob:
-    """Return the job of cron that looks once each time, with this process's environment.
-
-    Args:
-        folder: to be watched, as the user named it; None where only requests are submitted.
-        argv: the command line after `watch`.
-        every_seconds: from one look to the next.
-        settings: where runs, and so the log, are, and what jobs inherit.
-    """
+    """Return the job of cron that looks once each time, with this process's environment."""
     there = None if folder is None else folder.absolute()
     words = [str(there) if word == str(folder) else word for word in argv]
     words = [word for word in words if word not in ("--cron", "--once")]

@@ -59,16 +59,7 @@ def request(
     run_dir: Path | None,
     as_json: bool,
 ) -> int:
-    """Write a request for the run of these inputs. Return the exit status.
-
-    Args:
-        given: the settings, of which those that were set are part of the request.
-        why: why nothing is submitted here.
-        config: stands in for the checkpoint's config, as does `tokenizer`.
-        mapping: from the names of its tensors to Hugging Face's, if one is named.
-        base: stands in for the base that an adapter names.
-        run_dir: the run directory, if one is named.
-    """
+    """Write a request for the run of these inputs. Return the exit status."""
     checkpoint, named = inputs.checkpoint.path, checkpoints.named(inputs.checkpoint)
     values = flatten(given.model_dump(mode="json", exclude_unset=True))
     for name in FOLDERS:  # the spool is in runs_dir; a default is of this machine

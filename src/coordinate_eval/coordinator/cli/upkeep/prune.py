@@ -49,10 +49,8 @@ def prune(
     """Remove or compact the user's runs that have ended, and return the exit status.
 
     Args:
-        settings: of the user; `runs_dir` has the runs.
         older_than: days for which a run has not changed, None for any.
         keep: number of newest runs that stay as they are, None for none.
-        compacting: compact complete runs, and remove none.
 
     Raises:
         UserError: nothing says which runs are to be removed.

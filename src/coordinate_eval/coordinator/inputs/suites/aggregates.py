@@ -29,11 +29,6 @@ def resolve(given: Located, datasets: Sequence[Dataset], where: str) -> dict[str
     An inherited one goes with the datasets that it names: it is left out if the suite skips all
     that one of its members stands for.
 
-    Args:
-        given: the aggregates of the suite and of those that it extends.
-        datasets: of the suite.
-        where: the suite's file.
-
     Raises:
         UserError: One is malformed, names nothing that is there, or is a part of itself; names file
             and line.

@@ -83,9 +83,6 @@ def without_chat_template(suite: Suite, files: Sequence[str], folder: str = "") 
 
     It must render a question. A task of the user's own may have a `turn_template` in place of one
     that is not there. A task may be the path of a file from `folder`.
-
-    Args:
-        files: the small files of the checkpoint.
     """
     asking = [d for d in suite.datasets if d.chat_template and d.task is not None]
     template = chat_template.find(files) if asking else None

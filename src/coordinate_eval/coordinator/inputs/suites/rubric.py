@@ -37,10 +37,6 @@ class _StrictRubric(Rubric):
 def load(name: str, place: Place) -> Rubric:
     """Return the rubric in a file, or the shipped rubric with this name.
 
-    Args:
-        name: the name, or the path of the file.
-        place: where the suite names it.
-
     Raises:
         UserError: There is none, or it is malformed; names file and line.
     """

@@ -115,12 +115,6 @@ def deal(
     cores start early (Johnson's rule). The others are in the order of what follows their end, the
     longest first (Jackson's rule). Where as much follows, the longest comes first: other trials can
     take over the small ones that are left.
-
-    Args:
-        costs: Costs of whole datasets.
-        pieces: The work to deal.
-        ready: The second at which each trial can begin.
-        metric_cpus: Cores for all metrics together.
     """
 
     window = max(sum(own_seconds(costs[p.cost], p) for p in pieces) / len(ready), 1e-9)

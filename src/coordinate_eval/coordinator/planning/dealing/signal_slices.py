@@ -92,7 +92,6 @@ def pick(costs: Sequence[Cost], trials: int, window: float, scale: float = 1.0) 
     with the cheapest cuts go first then.
 
     Args:
-        costs: Costs of whole datasets.
         window: Seconds from the trials' start to the end of a plan without slices.
         scale: Factor on `SHARE`, `EARLY` and `OVERHEAD`; below 1 the signal is smaller.
     """

@@ -140,10 +140,6 @@ def tensor_parallel(
     `max_length` tokens fit. If the memory of the GPU is unknown, 0, return 1.
 
     Args:
-        engine: That which computes with it.
-        gpu: The rates and the memory of one GPU.
-        gpus_per_node: GPUs of a node.
-        works: The work of each dataset.
         sequences: Most sequences that an engine runs at once.
 
     Raises:
@@ -186,10 +182,7 @@ def over_nodes(
     fewest nodes that are about as fast for each of them as any number is.
 
     Args:
-        engine: That which computes with it.
-        gpu: The rates and the memory of one GPU.
         gpus_of_nodes: GPUs of each node that there is.
-        works: The work of each dataset.
         sequences: Most sequences that an engine runs at once.
         tensor: GPUs of each node that share a layer, if the settings say it.
     """

@@ -70,11 +70,7 @@ def kind_of(run: Run, name: str) -> Pullers | None:
 
 
 def most_pullers(run: Run, kind: Pullers, cores: int | None = None) -> int:
-    """Return how many pullers may be there at the same time.
-
-    Args:
-        cores: of this machine, if all jobs of the run share it.
-    """
+    """Return how many pullers may be there at the same time."""
     match kind:
         case Pullers.BUILD:
             most = run.settings.harness.jobs

@@ -211,11 +211,7 @@ def works_on_login(run_dir: RunDir, run: Run) -> bool:
 
 
 def hand_over(run_dir: RunDir, why: str) -> str:
-    """Leave a run to those who can submit. Return that in words.
-
-    Args:
-        why: why its supervisor's job cannot submit.
-    """
+    """Leave a run to those who can submit. Return that in words."""
     _files.write_record(run_dir.handed_over, HandedOver(why=why, time=time.time()))
     return f"{why}, where this supervisor runs: {NEEDS_WATCH}"
 

@@ -62,12 +62,9 @@ def next_round(
     many trials rather than many nodes with few. Among equal nodes it takes those that it holds.
 
     Args:
-        left: shards without published responses.
         short_rounds: last rounds in a row that perhaps were too short for a response.
         within: returns the part of chosen nodes, with trials of so many GPUs, that limits allow.
-        trials: to ask for at most.
         beside: trials that go on meanwhile, or will.
-        held: nodes of these trials.
         vain: nodes on which no trial began the last time, which are taken if there is no other.
         queue: if no GPU is free elsewhere, trials stand in the scheduler's queue for any node.
 

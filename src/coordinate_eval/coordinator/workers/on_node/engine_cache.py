@@ -77,11 +77,7 @@ def key_of(
 def compiled_files(
     run: Run, config: Path, has_started: Callable[[], bool], part: tuple[int, int] = (0, 1)
 ) -> Iterator[None]:
-    """Keep in the node's memory what the engine of a run compiles while the block runs.
-
-    Args:
-        has_started: Returns whether the engine has started.
-    """
+    """Keep in the node's memory what the engine of a run compiles while the block runs."""
     settings = run.settings
     key = key_of(settings, run.tensor_parallel, run.engine_context, config, part)
     cache = EngineCache(settings.stage.folder, Path(settings.cache_dir).expanduser(), key)

@@ -83,10 +83,6 @@ class Conversation:
     def complete(self, instance: Instance, chat: Chat | None) -> None:
         """Give an instance its document's generation arguments, and the text between its turns.
 
-        Args:
-            instance: a generation, as the harness has built it.
-            chat: the chat template; None if there is none.
-
         Raises:
             ValueError: the document or the template does not suit a conversation.
         """
