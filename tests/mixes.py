@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Tensor
 from tests.tiny import need, tiny_model
 
 

@@ -12,7 +12,8 @@ from tests import trainers
 
 from coordinate_eval.coordinator.inputs.checkpoints import guard
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Stored, Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Stored
 from coordinate_eval.coordinator.inputs.checkpoints.guard import Architecture
 from coordinate_eval.errors import WeightsRefused
 
@@ -124,7 +125,7 @@ def test_numbers_that_are_not_finite_are_counted(dtype: torch.dtype, tmp_path: P
 
     assert found == ("bad", 1, 2)
     with pytest.raises(WeightsRefused, match=r"in 1 tensor: bad: 1 NaN, 2 infinite"):
-        guard.check_finite("step", source)
+        guard.check_finite("step", [found])
 
 
 def test_unknown_names_of_no_mapping_hide_neither_a_bias_nor_a_layer_nor_scales() -> None:

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coordinate_eval._text_config import text_config
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.model.model_shape import model_shape
 from coordinate_eval.coordinator.inputs.checkpoints.model.quantized import quantized
 from coordinate_eval.errors import UserError

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Box, Layout, Stored
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Box, Layout
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Stored
 from coordinate_eval.errors import UserError
 
 

@@ -13,13 +13,8 @@ from tests import trainers
 
 from coordinate_eval._text_config import TextConfig, text_config
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
-    Box,
-    Layout,
-    Stored,
-    Tensor,
-    put_together,
-)
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Box, Layout, Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Stored, put_together
 from coordinate_eval.coordinator.inputs.checkpoints.names import mapping, patterns
 from coordinate_eval.coordinator.inputs.checkpoints.names.patterns import Numbers
 from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import Renamed

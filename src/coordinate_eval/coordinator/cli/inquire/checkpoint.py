@@ -16,7 +16,7 @@ from coordinate_eval._text_config import text_config
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, finding, guard, reading
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.names import mapping as mappings
 from coordinate_eval.coordinator.inputs.checkpoints.names import patterns
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
@@ -164,7 +164,7 @@ def _check(report: _Report, found: Checkpoint, asked: Asked) -> None:
         if why:
             raise UserError(why)
         guard.check_tied(found, opened)
-        guard.check_finite(found.path, opened)
+        guard.check_finite(found.path, guard.not_finite(opened))
         if asked.check_against:
             compared = against.check(found, asked.check_against)
             report.checked["compared"] = compared._asdict()

@@ -14,7 +14,8 @@ import yaml
 
 from coordinate_eval._format import brief, plural
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source, Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source
 from coordinate_eval.coordinator.inputs.checkpoints.merged import Merged
 from coordinate_eval.coordinator.inputs.checkpoints.model.fit import FLOATS
 from coordinate_eval.coordinator.inputs.checkpoints.saved import (
@@ -38,7 +39,7 @@ _DIGITS = 6
 _BLOCK = 16 << 20  # numbers that are added at a time: as float32, 64 MiB
 
 
-class Average:
+class Average(Source):
     """The weighted mean of several models of one architecture."""
 
     def __init__(

@@ -28,11 +28,8 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
 )
 from coordinate_eval.coordinator.inputs.checkpoints.average import Members
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
-    ITEM_BYTES,
-    Source,
-    Tensor,
-)
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES, Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source
 from coordinate_eval.coordinator.inputs.checkpoints.model import fit
 from coordinate_eval.coordinator.inputs.checkpoints.model.model_shape import model_shape
 from coordinate_eval.coordinator.inputs.checkpoints.model.quantized import quantized

@@ -16,7 +16,8 @@ from coordinate_eval.coordinator.inputs.checkpoints.adapter import (
     Found,
     Names,
 )
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Layout, Source, Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Layout, Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source
 from coordinate_eval.coordinator.inputs.checkpoints.model.fit import FLOATS, is_embedding, is_output
 from coordinate_eval.errors import UserError
 
@@ -78,7 +79,7 @@ class _Plan:
     changes: list[_Product | _Bias | _Rows] = field(default_factory=list)
 
 
-class Merged:
+class Merged(Source):
     """The tensors of a base with an adapter merged into it."""
 
     def __init__(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from coordinate_eval.coordinator.inputs.checkpoints import reading
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import ITEM_BYTES
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES
 from coordinate_eval.records import Checkpoint
 
 _LAYER = re.compile(r"(.*?(?:^|\.)(?:layers|layer|h|blocks|block))\.(\d{1,6})\.")

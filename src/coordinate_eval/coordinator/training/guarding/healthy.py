@@ -90,7 +90,7 @@ def _examined(path: Path, found: Health) -> Health:
     if find_spec("torch") is None:
         told["note"] = "without torch, its numbers are not read"
     else:
-        guard.check_finite(str(path), opened.source)
+        guard.check_finite(str(path), guard.not_finite(opened.source))
         _check_config(path)
     return found.model_copy(update=told)
 

@@ -1,9 +1,10 @@
 """The tensors of a source, written as safetensors: what engines read, whatever training wrote.
 
 The header of a file follows from types and shapes, so its size is known before a tensor is read.
-Several threads then write to several files, each tensor to its place. Where a tensor lies in files
-as it is, ranges of these are copied. Else it is read, whole: few at a time, so that memory is
-bounded. Whoever is killed leaves files that are whole, and whoever goes on keeps them.
+Several threads then write to several files, each tensor to its place, in blocks that a core's cache
+holds: a block is read, its numbers are looked at, and it is written. A tensor that is computed, or
+does not lie in files row by row, is in memory whole: few at a time. Whoever is killed leaves files
+that are whole, and whoever goes on keeps them.
 """
 
 import contextlib
@@ -17,17 +18,23 @@ from itertools import chain, repeat, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, guard
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import ITEM_BYTES, Run, Source
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
+    BLOCK_BYTES,
+    Source,
+    blocks,
+)
 from coordinate_eval.coordinator.workers.on_node import copying
 from coordinate_eval.errors import UserError
 
 SHARD_BYTES = 2_000_000_000
 """Largest file. A larger tensor has a file of its own."""
 
-READ_BYTES = 1 << 30
-"""Most bytes of tensors that are read whole at the same time, unless one alone has more."""
+WHOLE_BYTES = 1 << 30
+"""Most bytes of tensors that are in memory whole, unless one alone has more. One takes twice its
+size."""
 
 _UNFINISHED = ".part"
 
@@ -58,12 +65,13 @@ def write(
     needed: Collection[str] | None = None,
     *,
     shard_bytes: int = SHARD_BYTES,
-) -> None:
+) -> list[guard.NotFinite]:
     """Write the tensors of a source into a folder, as `save_pretrained` would.
 
-    Files appear under their names when they are whole, the index last. Files that are there stay:
-    they must be of the same source. The `config.json` in the folder tells whether embeddings are
-    tied: if so, an output layer that is the embedding itself is left out.
+    Return those with numbers that are not finite. Their files are not finished, and there is no
+    index then. Files appear under their names when they are whole, the index last. Files that are
+    there stay: they must be of the same source. The `config.json` in the folder tells whether
+    embeddings are tied: if so, an output layer that is the embedding itself is left out.
 
     Args:
         report: called with the bytes written so far.
@@ -82,13 +90,16 @@ def write(
     done = sum(shard.size - len(shard.header) for shard in shards if shard.whole())
     report(done)
     left = [shard for shard in shards if not shard.whole()]
-    reading = threading.BoundedSemaphore(_readers(source, left))
+    memory = _Memory(WHOLE_BYTES)
+    bad: list[guard.NotFinite] = []
     for first in range(0, len(left), copying.THREADS):
-        for count in _write(source, left[first : first + copying.THREADS], reading):
+        for count, found in _write(source, left[first : first + copying.THREADS], memory):
             done += count
             report(done)
-    if len(shards) > 1:
+            bad += [found] if found else []
+    if len(shards) > 1 and not bad:
         _write_index(folder, shards, done)
+    return sorted(bad)
 
 
 def _ties_embeddings(folder: Path) -> bool:
@@ -159,16 +170,31 @@ def _bytes(source: Source, name: str) -> int:
     return ITEM_BYTES[dtype] * math.prod(shape)
 
 
-def _readers(source: Source, shards: Sequence[_Shard]) -> int:
-    """Return how many tensors may be read whole at a time: each takes twice its size."""
-    largest = max((_bytes(source, n) for shard in shards for n in shard.begins), default=0)
-    return max(1, min(copying.THREADS, READ_BYTES // max(1, 2 * largest)))
+class _Memory:
+    """A limit of what threads have in memory together. One alone may have more."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._taken = most, 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taking(self, size: int) -> Iterator[None]:
+        """Wait until there is room for so many bytes, which the block takes."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._taken or self._taken + size <= self._most)
+            self._taken += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= size
+                self._changed.notify_all()
 
 
 def _write(
-    source: Source, shards: Sequence[_Shard], reading: threading.BoundedSemaphore
-) -> Iterator[int]:
-    """Write several files at once, and yield the bytes of each part that is written."""
+    source: Source, shards: Sequence[_Shard], memory: _Memory
+) -> Iterator[tuple[int, guard.NotFinite | None]]:
+    """Write several files at once. Yield the bytes of each tensor, and what is wrong with it."""
     with contextlib.ExitStack() as stack:
         targets = [_open(stack, shard) for shard in shards]
         pool = ThreadPoolExecutor(copying.THREADS)
@@ -177,8 +203,8 @@ def _write(
         # One file takes one write at a time, so tensors of all are mixed.
         order = chain.from_iterable(zip_longest(*(shard.begins for shard in shards)))
         number = chain.from_iterable(repeat(range(len(shards))))
-        of_tensor: dict[Future[int], int] = {
-            pool.submit(_write_tensor, source, name, targets[n], shards[n].begins[name], reading): n
+        of_tensor: dict[Future[tuple[int, guard.NotFinite | None]], int] = {
+            pool.submit(_write_tensor, source, name, targets[n], shards[n].begins[name], memory): n
             for name, n in zip(order, number, strict=False)
             if name is not None
         }
@@ -186,7 +212,7 @@ def _write(
         for future in as_completed(of_tensor):
             yield future.result()
             n = of_tensor[future]
-            left[n] -= 1
+            left[n] -= future.result()[1] is None
             if not left[n]:
                 shards[n].unfinished.replace(shards[n].path)
 
@@ -203,35 +229,26 @@ def _open(stack: contextlib.ExitStack, shard: _Shard) -> int:
 
 
 def _write_tensor(
-    source: Source, name: str, target: int, at: int, reading: threading.BoundedSemaphore
-) -> int:
-    """Write a tensor into an open file, from byte `at` on. Return its bytes."""
-    length = _bytes(source, name)
+    source: Source, name: str, target: int, at: int, memory: _Memory
+) -> tuple[int, guard.NotFinite | None]:
+    """Write a tensor into an open file, from byte `at` on.
+
+    Return its bytes, and what is wrong with its numbers.
+    """
+    length, dtype = _bytes(source, name), source.tensors[name].dtype
+    buffer = memoryview(bytearray(min(BLOCK_BYTES, length)))
     layout = source.layout(name)
-    runs = None if layout is None else layout.runs()
-    if runs is not None:
-        item = ITEM_BYTES[source.tensors[name].dtype]
-        for run in runs:
-            _copy(run, target, at + run.first * item, run.elements * item)
-        return length
-    import torch
-
-    with reading:
-        tensor = source.read(name)
-        expected = source.tensors[name]
-        found = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-        assert found == expected, f"{name}: {found} instead of {expected}"
-        raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-        copying.write(target, raw, at)
-    return length
-
-
-def _copy(run: Run, target: int, at: int, length: int) -> None:
-    with checkpoint_files.opened(run.file, weights=True) as opened:
-        for first in range(0, length, copying.RANGE_BYTES):
-            count = min(copying.RANGE_BYTES, length - first)
-            start, to = run.at + first, at + first
-            copying.copy_range(run.file, opened.fileno(), start, target, to, count)
+    placed = layout and layout.placed()
+    whole = 0 if placed and placed.by_rows else 2 * length
+    done = nan = infinite = 0
+    with memory.taking(whole):
+        for block in blocks(placed, buffer) if placed else source.parts(name, buffer):
+            found = guard.count_not_finite(block, dtype)
+            nan, infinite = nan + found[0], infinite + found[1]
+            copying.write(target, block, at + done)
+            done += len(block)
+    assert done == length, f"{name}: {done:,} bytes instead of {length:,}"
+    return length, guard.NotFinite(name, nan, infinite) if nan or infinite else None
 
 
 def _write_index(folder: Path, shards: Sequence[_Shard], total: int) -> None:

@@ -25,7 +25,6 @@ from coordinate_eval import _files
 from coordinate_eval._format import size
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import clean_files, guard, pipeline, reading
-from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
 from coordinate_eval.coordinator.workers.on_node import convert, node_memory
 from coordinate_eval.coordinator.workers.on_node.copying import copy_files
 from coordinate_eval.coordinator.workers.signals import ignore_signals
@@ -205,10 +204,7 @@ def _copy_all(
         reading.write_config(opened, folder)
         needed = None if part[1] == 1 else pipeline.needed_of(source, opened.tensors, *part)
         guard.check_tied(source, opened)
-        convert.write(opened, folder, report, needed)
-        # What has just been written is in memory: this takes a fraction of the copy.
-        written = sorted(folder.glob("*.safetensors"))
-        guard.check_finite(source.path, safetensors_file.open_source(written, []))
+        guard.check_finite(source.path, convert.write(opened, folder, report, needed))
         (folder / _BEGUN).unlink()
     else:
         linked = _copy_or_link(source, part, folder, report, most_bytes)

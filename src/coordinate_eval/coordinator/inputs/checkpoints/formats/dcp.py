@@ -24,13 +24,13 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats import (
     torch_file,
     torch_pickle,
 )
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import (
     ITEM_BYTES,
     Box,
     Layout,
-    Stored,
     contiguous,
 )
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Stored
 from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import Object, StoredTensor
 from coordinate_eval.errors import UserError
 

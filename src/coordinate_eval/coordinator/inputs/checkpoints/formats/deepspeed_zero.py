@@ -19,13 +19,9 @@ from typing import NamedTuple
 from coordinate_eval._format import brief
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
 from coordinate_eval.coordinator.inputs.checkpoints.formats import rank_files, torch_file
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES, Box, Layout
 from coordinate_eval.coordinator.inputs.checkpoints.formats.rank_files import RankFile
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
-    ITEM_BYTES,
-    Box,
-    Layout,
-    Stored,
-)
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Stored
 from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import StoredTensor
 from coordinate_eval.errors import UserError
 

@@ -17,14 +17,9 @@ from typing import Any, NamedTuple
 
 from coordinate_eval._format import brief
 from coordinate_eval.coordinator.inputs.checkpoints.formats import dcp, rank_files, torch_file
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES, Box, Layout
 from coordinate_eval.coordinator.inputs.checkpoints.formats.rank_files import RankFile
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
-    ITEM_BYTES,
-    Box,
-    Layout,
-    Source,
-    Stored,
-)
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source, Stored
 from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import Object, StoredTensor
 from coordinate_eval.errors import UserError
 

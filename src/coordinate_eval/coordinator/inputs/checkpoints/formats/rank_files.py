@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from coordinate_eval._format import brief
 from coordinate_eval.coordinator.inputs.checkpoints.formats import torch_file
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Layout
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Layout
 from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import (
     ANY_CLASS,
     StoredTensor,

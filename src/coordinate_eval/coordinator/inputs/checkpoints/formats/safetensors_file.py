@@ -12,12 +12,8 @@ from typing import Any
 from coordinate_eval import _format
 from coordinate_eval._format import brief, plural
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
-    Layout,
-    Stored,
-    Tensor,
-    whole,
-)
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Layout, Tensor, whole
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Stored
 from coordinate_eval.errors import UserError
 
 MOST_HEADER_BYTES = 32 << 20

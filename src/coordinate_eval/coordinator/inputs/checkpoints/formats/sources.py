@@ -5,56 +5,36 @@ when it is asked for. Sources are made of sources: renamed ones, an adapter merg
 average of several.
 """
 
+import contextlib
 import itertools
 import math
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import (
+    ITEM_BYTES,
+    Layout,
+    Tensor,
+    check_cover,
+    contiguous,
+    cut,
+)
 from coordinate_eval.errors import UserError
 
-ITEM_BYTES: Final = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint64": 8,
-    "uint32": 4,
-    "uint16": 2,
-    "uint8": 1,
-    "bool": 1,
-    "complex64": 8,
-    "complex128": 16,
-}
-"""Bytes of one element, by torch's name of its type."""
-
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
-_MOST_CUT = 4  # dimensions in which a tensor is cut into parts
-_READ_BYTES = 64 << 20  # of one call: storage on a network is fastest with large ones
+BLOCK_BYTES: Final = 512 << 10
+"""Bytes of a tensor that are read at a time: a core's cache holds them until they are written."""
 
-
-class Tensor(NamedTuple):
-    """The type and the shape of a tensor."""
-
-    dtype: str
-    """Such as `bfloat16`."""
-    shape: tuple[int, ...]
+_READ_BYTES = 64 << 20  # of one call, and until what was read is dropped from the page cache
+_MOST_OPEN = 8  # files, of each tensor that is being read
+_TILE = 128  # rows and columns that a core's cache holds
 
 
 class Source(Protocol):
@@ -80,90 +60,22 @@ class Source(Protocol):
         """
         ...
 
-
-class Box(NamedTuple):
-    """A part of a tensor, as it lies in a file."""
-
-    file: Path
-    at: int
-    """The byte of the file where its first element begins."""
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    """Elements between neighbours in the file, by dimension. None is negative."""
-    begin: tuple[int, ...]
-    """Start of the part in the tensor, by dimension."""
-    length: int = 0
-    """Bytes of what lies there, if that is no plain elements."""
-    saved: tuple[int, ...] = ()
-    """The shape of the tensor in what lies there, if the box is a part of that tensor."""
-    first: tuple[int, ...] = ()
-    """Start of the box in that tensor, by dimension."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A tensor, and the parts that it is put together of."""
-
-    dtype: str
-    """Such as `bfloat16`; that of each part."""
-    shape: tuple[int, ...]
-    boxes: tuple[Box, ...]
-    flat: bool = False
-    """The parts have one dimension: they are put together before the tensor gets its shape."""
-    found: Callable[[Box, str], Box] | None = None
-    """Returns a part with the place of its elements, of the layout's type, if only its file tells
-    that."""
-
-    @property
-    def put_together(self) -> tuple[int, ...]:
-        """Return the shape that the parts are put together in."""
-        return (math.prod(self.shape),) if self.flat else self.shape
-
-    def placed(self) -> Iterator[Box]:
-        """Yield the parts with the places of their elements.
+    def parts(self, name: str, buffer: memoryview) -> Iterator[memoryview]:
+        """Yield the bytes of a tensor in order, each time as many as a buffer has room for.
 
         Raises:
-            UserError: A file is not what its name says.
+            UserError: As for `read`.
         """
-        for box in self.boxes:
-            yield box if self.found is None else self.found(box, self.dtype)
-
-    def runs(self) -> "list[Run] | None":
-        """Return the ranges of files that follow one another in the tensor.
-
-        Return None if elements lie in another order.
-        """
-        strides = contiguous(self.put_together)
-        found = []
-        for box in self.placed():
-            if not _in_order(box, self.put_together):
-                return None
-            first = sum(start * stride for start, stride in zip(box.begin, strides, strict=True))
-            found.append(Run(box.file, box.at, first, math.prod(box.shape)))
-        return found
+        layout = self.layout(name)
+        if layout is not None:
+            yield from blocks(layout, buffer)
+            return
+        raw = bytes_of(self.read(name))
+        for start in range(0, len(raw), len(buffer)):
+            yield raw[start : start + len(buffer)]
 
 
-class Run(NamedTuple):
-    """Elements that follow one another in a file, and in a tensor."""
-
-    file: Path
-    at: int
-    """The byte of the file where the first one begins."""
-    first: int
-    """Elements of the tensor before them."""
-    elements: int
-
-
-def _in_order(box: Box, shape: Sequence[int]) -> bool:
-    """Return whether the elements of a part follow one another in its file and in its tensor."""
-    long = [place for place, length in enumerate(box.shape) if length != 1]
-    plain = contiguous(box.shape)
-    return all(box.strides[place] == plain[place] for place in long) and all(
-        box.shape[place] == shape[place] for place in range(long[0] + 1 if long else 0, len(shape))
-    )
-
-
-class Stored:
+class Stored(Source):
     """A source of tensors whose elements lie in files, as they are."""
 
     def __init__(self, layouts: Mapping[str, Layout]) -> None:
@@ -174,7 +86,7 @@ class Stored:
         """
         self._layouts = layouts
         for name, layout in layouts.items():
-            _check_cover(name, layout)
+            check_cover(name, layout)
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
@@ -190,52 +102,6 @@ class Stored:
         return self._layouts[name]
 
 
-def whole(file: Path, at: int, dtype: str, shape: tuple[int, ...]) -> Layout:
-    """Return the layout of a tensor whose elements lie in a file, one after another."""
-    return Layout(dtype, shape, (Box(file, at, shape, contiguous(shape), (0,) * len(shape)),))
-
-
-def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a tensor of this shape whose elements lie one after another."""
-    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
-
-
-def window(layout: Layout, begin: Sequence[int], shape: tuple[int, ...]) -> Layout | None:
-    """Return the layout of a part of a tensor; None if it is scattered over flat parts."""
-    low, size = tuple(begin), shape
-    if layout.flat:
-        long = [place for place, length in enumerate(shape) if length != 1]
-        rest = long[0] + 1 if long else len(shape)
-        if shape[rest:] != layout.shape[rest:]:
-            return None
-        strides = contiguous(layout.shape)
-        low = (sum(start * stride for start, stride in zip(begin, strides, strict=True)),)
-        size = (math.prod(shape),)
-    boxes = (_cut(box, low, size, ITEM_BYTES[layout.dtype]) for box in layout.boxes)
-    return Layout(layout.dtype, shape, tuple(filter(None, boxes)), layout.flat, layout.found)
-
-
-def _cut(box: Box, low: Sequence[int], size: Sequence[int], item: int) -> Box | None:
-    """Return what of a part of a tensor lies in a part of this size; None if nothing does."""
-    starts = [max(first, other) for first, other in zip(low, box.begin, strict=True)]
-    ends = [
-        min(first + length, other + extent)
-        for first, length, other, extent in zip(low, size, box.begin, box.shape, strict=True)
-    ]
-    if any(start >= end for start, end in zip(starts, ends, strict=True)):
-        return None
-    skipped = sum(
-        (start - other) * stride
-        for start, other, stride in zip(starts, box.begin, box.strides, strict=True)
-    )
-    shape = tuple(end - start for start, end in zip(starts, ends, strict=True))
-    begin = tuple(start - first for start, first in zip(starts, low, strict=True))
-    if box.length:  # its elements are placed later
-        first = tuple(start - other for start, other in zip(starts, box.begin, strict=True))
-        return box._replace(shape=shape, begin=begin, saved=box.shape, first=first)
-    return box._replace(at=box.at + skipped * item, shape=shape, begin=begin)
-
-
 def put_together(layout: Layout) -> "torch.Tensor":
     """Return the tensor of a layout, read from its files.
 
@@ -248,92 +114,155 @@ def put_together(layout: Layout) -> "torch.Tensor":
     if not isinstance(kind, torch.dtype):
         where = f"{layout.boxes[0].file}: " if layout.boxes else ""
         raise UserError(f"{where}torch has no numbers of type {layout.dtype}")
-    made = torch.empty(layout.put_together, dtype=kind)
-    for box in layout.placed():
-        target = made
-        for dimension, (start, length) in enumerate(zip(box.begin, box.shape, strict=True)):
-            target = target.narrow(dimension, start, length)
-        _fill(target, box)
-    return made.reshape(layout.shape)
+    made = torch.empty(layout.shape, dtype=kind)
+    for _ in blocks(layout, bytes_of(made)):  # all of it is one block
+        pass
+    return made
 
 
-def _check_cover(name: str, layout: Layout) -> None:
-    """Check that the parts of a tensor are the tensor, and nothing twice.
-
-    Parts that neither overlap nor reach beyond it, and have as many elements, are all of it.
-    """
-    shape = layout.put_together
-    elements = 0
-    boxes = [box for box in layout.boxes if math.prod(box.shape)]
-    for box in boxes:
-        if not len(box.begin) == len(box.shape) == len(box.strides) == len(shape) or any(
-            start < 0 or length < 0 or start + length > size
-            for start, length, size in zip(box.begin, box.shape, shape, strict=True)
-        ):
-            raise UserError(f"{box.file}: a part of {name} lies outside its shape {list(shape)}")
-        elements += math.prod(box.shape)
-    if not _covers(boxes, shape):
-        where = boxes[0].file.parent if boxes else "a checkpoint"
-        raise UserError(
-            f"{where}: the parts of {name} hold {elements:,} elements of {math.prod(shape):,}, or "
-            "some twice: a file of a rank is missing, or parts of two saves are mixed. "
-            "Save the checkpoint again"
-        )
-
-
-def _covers(boxes: Sequence[Box], shape: Sequence[int]) -> bool:
-    """Return whether parts have each element of a tensor once.
-
-    They do if their corners, with alternating signs, add up to those of the tensor.
-    """
-    if not boxes:
-        return 0 in shape
-    cut = [
-        place for place, size in enumerate(shape) if any(box.shape[place] != size for box in boxes)
-    ]
-    if len(cut) > _MOST_CUT:
-        return False
-    corners: Counter[tuple[int, ...]] = Counter()
-    for box in boxes:
-        _add_corners(corners, [(box.begin[n], box.begin[n] + box.shape[n]) for n in cut], 1)
-    _add_corners(corners, [(0, shape[n]) for n in cut], -1)
-    return not any(corners.values())
-
-
-def _add_corners(
-    corners: Counter[tuple[int, ...]], sides: Sequence[tuple[int, int]], sign: int
-) -> None:
-    for corner in itertools.product((0, 1), repeat=len(sides)):
-        at = tuple(side[end] for side, end in zip(sides, corner, strict=True))
-        corners[at] += -sign if sum(corner) % 2 else sign
-
-
-def _fill(target: "torch.Tensor", box: Box) -> None:
-    """Copy a part from its file into a view of the tensor."""
+def bytes_of(tensor: "torch.Tensor") -> memoryview:
+    """Return the bytes of a tensor: its memory, if its elements follow one another there."""
     import torch
 
-    if not target.numel():
-        return
-    span = 1 + sum((n - 1) * s for n, s in zip(box.shape, box.strides, strict=True))
-    straight = target.is_contiguous() and _in_order(box, box.shape)
-    found = target if straight else torch.empty(span, dtype=target.dtype)
-    with checkpoint_files.opened(box.file, weights=True) as opened:
-        raw = found.reshape(-1).view(torch.uint8).numpy().data
-        read_into(opened, box.at, raw, box.file)
-    if not straight:
-        target.copy_(found.as_strided(box.shape, box.strides))
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def read_into(opened: FileIO, at: int, target: memoryview, path: Path) -> None:
-    """Read the bytes of a file from `at` on, as many as there is room for.
+def blocks(layout: Layout, buffer: memoryview) -> Iterator[memoryview]:
+    """Yield the bytes of a tensor in order, each time as many as a buffer has room for.
+
+    A part that does not lie in its file row by row is read whole, and in memory until the end.
 
     Raises:
-        UserError: The file has less.
+        UserError: A file was cut short, or is not what its name says.
     """
-    done = 0
-    while done < len(target):
-        part = target[done : done + _READ_BYTES]
-        count = os.preadv(opened.fileno(), [part], at + done)
-        if not count:
-            raise UserError(f"{path} was cut short. Copy it again, or save it again")
-        done += count
+    import numpy as np
+
+    layout, shape, item = layout.placed(), layout.put_together, ITEM_BYTES[layout.dtype]
+    kind = np.dtype(f"u{item}" if item <= 8 else "c16")
+    corners = (len(layout.boxes), len(shape))
+    begins = np.array([box.begin for box in layout.boxes], np.int64).reshape(corners)
+    ends = np.array([box.ends for box in layout.boxes], np.int64).reshape(corners)
+    whole: dict[int, np.ndarray[Any, Any]] = {}
+    with contextlib.closing(_Files()) as files:
+        for begin, size in _cuts(shape, len(buffer) // item):
+            block = buffer[: math.prod(size) * item]
+            target = np.frombuffer(block, kind).reshape(size)
+            inside = ((begins < np.add(begin, size)) & (ends > begin)).all(axis=1)
+            for number in np.flatnonzero(inside).tolist():
+                box = layout.boxes[number]
+                part = cut(box, begin, size, item)
+                if part is None:  # it has no elements
+                    continue
+                inner: tuple[Any, ...] = (*map(slice, part.begin, part.ends), ...)
+                place = target[inner]
+                if place.flags.c_contiguous and part.straight:
+                    files.read(part.file, part.at, place)
+                    continue
+                if box.by_rows:
+                    found = np.empty(part.span, kind)
+                    files.read(part.file, part.at, found)
+                else:
+                    if number not in whole:
+                        whole[number] = np.empty(box.span, kind)
+                        files.read(box.file, box.at, whole[number])
+                    found = whole[number][(part.at - box.at) // item :]
+                strides = [stride * item for stride in part.strides]
+                _copy(place, np.lib.stride_tricks.as_strided(found, part.shape, strides))
+            yield block
+
+
+def _cuts(shape: Sequence[int], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield the begin and the shape of parts of a tensor that follow one another.
+
+    Each has so many elements at most, and these follow one another, too.
+    """
+    if not shape:
+        yield (), ()
+    if not shape or 0 in shape:
+        return
+    strides = contiguous(shape)
+    place = next(n for n, stride in enumerate(strides) if stride <= most)
+    rest, step = shape[place + 1 :], most // strides[place]
+    for outer in itertools.product(*map(range, shape[:place])):
+        for start in range(0, shape[place], step):
+            rows = min(step, shape[place] - start)
+            yield (*outer, start, *(0 for _ in rest)), (*(1 for _ in outer), rows, *rest)
+
+
+def _copy(target: "np.ndarray[Any, Any]", source: "np.ndarray[Any, Any]") -> None:
+    """Copy numbers; where rows of one are columns of the other, in tiles that a cache holds."""
+    import numpy as np
+
+    long = [n for n, length in enumerate(source.shape) if length > 1]
+    column = min(long, key=lambda n: source.strides[n], default=0)
+    if not long or source.shape[column] * source.shape[long[-1]] < _TILE or column == long[-1]:
+        target[...] = source
+        return
+    axes = (column, long[-1]), (-2, -1)
+    source, target = np.moveaxis(source, *axes), np.moveaxis(target, *axes)
+    rows, columns = source.shape[-2:]
+    for index in np.ndindex(source.shape[:-2]):
+        for row, start in itertools.product(range(0, rows, _TILE), range(0, columns, _TILE)):
+            tile = (*index, slice(row, row + _TILE), slice(start, start + _TILE))
+            target[tile] = source[tile].T.copy().T
+
+
+class _Files:
+    """Files that a tensor is read from: some stay open for its next block."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, _Reader] = {}
+
+    def read(self, path: Path, at: int, target: "np.ndarray[Any, Any]") -> None:
+        """Read numbers of a file from byte `at` on, as many as there is room for."""
+        reader = self._open.get(path)
+        if reader is None:
+            if len(self._open) == _MOST_OPEN:
+                self._open.pop(next(iter(self._open))).close()
+            reader = self._open[path] = _Reader(path)
+        reader.read(at, target.reshape(-1).view("u1").data)
+
+    def close(self) -> None:
+        """Close all files."""
+        for reader in self._open.values():
+            reader.close()
+
+
+class _Reader:
+    """An open file. What was read of it is dropped from the page cache after a while."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._stack = path, contextlib.ExitStack()
+        opened = checkpoint_files.opened(path, weights=True)
+        self._file: FileIO = self._stack.enter_context(opened)
+        self._read: list[tuple[int, int]] = []  # from where to where, and not dropped yet
+
+    def read(self, at: int, target: memoryview) -> None:
+        """Read bytes from `at` on.
+
+        Raises:
+            UserError: The file has less.
+        """
+        done = 0
+        while done < len(target):
+            part = target[done : done + _READ_BYTES]
+            count = os.preadv(self._file.fileno(), [part], at + done)
+            if not count:
+                raise UserError(f"{self._path} was cut short. Copy it again, or save it again")
+            done += count
+        begin = self._read.pop()[0] if self._read and self._read[-1][1] == at else at
+        self._read.append((begin, at + done))
+        if at + done - begin >= _READ_BYTES:
+            self._drop()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._drop()
+        self._stack.close()
+
+    def _drop(self) -> None:
+        """Drop what was read, which would count as memory of the job."""
+        for begin, end in self._read:
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._file.fileno(), begin, end - begin, os.POSIX_FADV_DONTNEED)
+        self._read.clear()

@@ -19,12 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 from coordinate_eval import _format
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file, torch_pickle
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
-    ITEM_BYTES,
-    Box,
-    Layout,
-    Stored,
-)
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES, Box, Layout
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Stored
 from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import (
     HOW_TO_SAVE,
     StoredTensor,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from coordinate_eval._format import brief
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import ITEM_BYTES
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES
 from coordinate_eval.errors import UserError
 
 _STORAGES = {

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from coordinate_eval._format import brief, plural
 from coordinate_eval._text_config import HEADS, KV_HEADS, WIDTHS, TextConfig
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.model.layers import EXPERTS, LAYERS
 from coordinate_eval.coordinator.inputs.checkpoints.model.quantized import KEYS
 from coordinate_eval.errors import UserError

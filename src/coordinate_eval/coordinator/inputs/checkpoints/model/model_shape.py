@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from coordinate_eval import _format
 from coordinate_eval._text_config import HEADS, KV_HEADS, WIDTHS, TextConfig
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import ITEM_BYTES, Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES, Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.model.context import MOST_TOKENS, context
 from coordinate_eval.coordinator.inputs.checkpoints.model.layers import Layers, flat, layers_of
 from coordinate_eval.coordinator.inputs.checkpoints.model.quantized import (

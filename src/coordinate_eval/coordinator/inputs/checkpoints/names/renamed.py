@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from coordinate_eval._format import brief
 from coordinate_eval._text_config import TextConfig
 from coordinate_eval.coordinator.inputs.checkpoints.formats import torch_file
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import (
     Box,
     Layout,
-    Source,
     Tensor,
-    put_together,
     window,
 )
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source, put_together
 from coordinate_eval.coordinator.inputs.checkpoints.names import patterns
 from coordinate_eval.coordinator.inputs.checkpoints.names.patterns import Numbers, pattern
 from coordinate_eval.errors import UserError
@@ -55,7 +54,7 @@ class _Recipe:
     """Heads whose rows are pairs, and become halves; 0: none."""
 
 
-class Renamed:
+class Renamed(Source):
     """The tensors of another source by the names of Hugging Face."""
 
     def __init__(
