@@ -29,7 +29,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from coordinate_eval import _text_config as text_configs
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
-from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import (Tensor)
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.model import fit, layers
 from coordinate_eval.errors import UserError
 

@@ -4,24 +4,32 @@ import importlib
 import json
 import shutil
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source
 from tests.tiny import need, tiny_model
 
 
-class Held:
+class Held(Source):
     """A source of tensors that are in memory."""
 
     def __init__(self, held: dict[str, Any]) -> None:
         self._held = held
-        self.tensors = {
+        self._tensors = {
             name: Tensor(str(each.dtype).removeprefix("torch."), tuple(each.shape))
             for name, each in held.items()
         }
 
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return their types and shapes."""
+        return self._tensors
+
     def read(self, name: str) -> Any:
+        """Return a copy of one."""
         return self._held[name].clone()
 
     def layout(self, name: str) -> None:

@@ -202,3 +202,17 @@ def test_sparse_tensors_are_refused(tmp_path: Path) -> None:
     source = saved(tmp_path, {"a": torch.eye(3).to_sparse()})
     with pytest.raises(UserError):
         write(source, tmp_path / "to")
+
+
+def test_a_file_with_numbers_that_are_not_finite_is_never_finished(tmp_path: Path) -> None:
+    tensors = {f"w{n}": torch.full((400, 700), float(n)) for n in range(4)}
+    tensors["w2"][399, 699], tensors["w2"][0, 0] = torch.nan, -torch.inf
+    source, to = saved(tmp_path, tensors), tmp_path / "to"
+    to.mkdir()
+
+    for _ in range(2):  # the second time with the files that are whole
+        found = convert.write(
+            torch_file.open_source([source], []), to, lambda _: None, shard_bytes=1_200_000
+        )
+        assert found == [("w2", 1, 1)]
+        assert sorted(file.suffix for file in to.iterdir()) == [".part", *[".safetensors"] * 3]

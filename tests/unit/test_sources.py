@@ -1,5 +1,6 @@
 """Tensors that lie in parts of files are put together, and nothing else is taken for one."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,31 @@ def test_flat_parts_are_put_together_before_they_get_a_shape(tmp_path: Path) -> 
     boxes = (Box(file, 0, (5,), (1,), (0,)), Box(file, 10, (7,), (1,), (5,)))
 
     assert torch.equal(Stored({"w": Layout("bfloat16", (3, 4), boxes, flat=True)}).read("w"), whole)
+
+
+@pytest.mark.parametrize("room", [4, 28, 900, 40_000, 1 << 20])
+@pytest.mark.parametrize("shape", [(150, 260), (3, 40, 130), (2, 3, 2, 30), (700,)], ids=str)
+def test_a_tensor_comes_in_parts_of_any_size(
+    tmp_path: Path, shape: tuple[int, ...], room: int
+) -> None:
+    whole = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
+    by_rows, right = (half.contiguous() for half in whole.tensor_split(2, -1))
+    by_columns = right.transpose(0, -1).contiguous()
+    file = tmp_path / "file"
+    file.write_bytes(by_rows.numpy().tobytes() + by_columns.numpy().tobytes())
+    strides = by_columns.transpose(0, -1).stride()
+    middle = (*(0 for _ in shape[1:]), by_rows.shape[-1])
+    boxes = (
+        Box(file, 0, tuple(by_rows.shape), by_rows.stride(), (0,) * len(shape)),
+        Box(file, by_rows.nbytes, tuple(right.shape), strides, middle),
+    )
+    source = Stored({"w": Layout("float32", shape, boxes)})
+
+    parts = [bytes(part) for part in source.parts("w", memoryview(bytearray(room)))]
+
+    assert b"".join(parts) == whole.numpy().tobytes()
+    assert max(map(len, parts)) <= room
+    assert torch.equal(source.read("w"), whole)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,11 @@ from tests import trainers
 from coordinate_eval._text_config import TextConfig, text_config
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Box, Layout, Tensor
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Stored, put_together
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
+    Source,
+    Stored,
+    put_together,
+)
 from coordinate_eval.coordinator.inputs.checkpoints.names import mapping, patterns
 from coordinate_eval.coordinator.inputs.checkpoints.names.patterns import Numbers
 from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import Renamed
@@ -37,7 +41,7 @@ CASES = [
 ]  # fmt: skip
 
 
-class InMemory:
+class InMemory(Source):
     """Tensors that are at hand."""
 
     def __init__(self, state: Mapping[str, torch.Tensor]) -> None:

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -15,7 +15,7 @@ import yaml
 from coordinate_eval._format import brief, plural
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Tensor
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source, blocks, bytes_of
 from coordinate_eval.coordinator.inputs.checkpoints.merged import Merged
 from coordinate_eval.coordinator.inputs.checkpoints.model.fit import FLOATS
 from coordinate_eval.coordinator.inputs.checkpoints.saved import (
@@ -36,6 +36,7 @@ SUFFIXES: Final = (".yaml", ".yml")
 _MOST_FILE_BYTES = 1 << 20
 _MOST_MEMBERS = 1000
 _DIGITS = 6
+_MOST_TOGETHER = 8  # members whose files are open at once
 _BLOCK = 16 << 20  # numbers that are added at a time: as float32, 64 MiB
 
 
@@ -77,21 +78,45 @@ class Average(Source):
 
         Of what are no numbers with a fraction, such as a count of steps, the last model's counts.
         """
+        dtype = self._tensors[name].dtype
+        if dtype not in FLOATS:
+            return self._sources[-1].read(name)
+        return self._mean(source.read(name) for source in self._sources)
+
+    def parts(self, name: str, buffer: memoryview) -> Iterator[memoryview]:
+        """Yield the bytes of `read` in order, each time as many as a buffer has room for.
+
+        Those of few members are read together, and no tensor of these is in memory whole.
+        """
         import torch
 
-        last = self._sources[-1].read(name)
-        if not last.is_floating_point():
-            return last
-        kind = torch.promote_types(last.dtype, torch.float32)
-        found = torch.zeros(last.numel(), dtype=kind)
-        dtype, shape = last.dtype, last.shape
-        for source, weight in zip(self._sources, self._weights, strict=True):
-            tensor = last if source is self._sources[-1] else source.read(name)
-            flat = tensor.reshape(-1)
+        layouts = [layout for source in self._sources if (layout := source.layout(name))]
+        alike = len({each.put_together for each in layouts}) == 1
+        few = len(layouts) == len(self._sources) <= _MOST_TOGETHER
+        dtype = self._tensors[name].dtype
+        if not (alike and few and dtype in FLOATS):
+            yield from super().parts(name, buffer)
+            return
+        kind = getattr(torch, dtype)
+        members = (blocks(each, memoryview(bytearray(len(buffer)))) for each in layouts)
+        for group in zip(*members, strict=True):
+            yield bytes_of(self._mean(torch.frombuffer(raw, dtype=kind) for raw in group))
+
+    def _mean(self, members: Iterable["torch.Tensor"]) -> "torch.Tensor":
+        """Return the mean of tensors, one of each model."""
+        import torch
+
+        found: torch.Tensor | None = None
+        for tensor, weight in zip(members, self._weights, strict=True):
+            kind = torch.promote_types(tensor.dtype, torch.float32)
+            found = torch.zeros(tensor.shape, dtype=kind) if found is None else found
+            flat, total = tensor.reshape(-1), found.view(-1)
             for start in range(0, flat.numel(), _BLOCK):
                 block = slice(start, start + _BLOCK)
-                found[block].add_(flat[block].to(kind), alpha=weight)
-        return found.div_(self._total).to(dtype).reshape(shape)
+                total[block].add_(flat[block].to(kind), alpha=weight)
+            dtype = tensor.dtype
+        assert found is not None
+        return found.div_(self._total).to(dtype)
 
 
 def _check_same(
