@@ -14,8 +14,8 @@ from tests import trainers
 from coordinate_eval._text_config import TextConfig, text_config
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Box, Layout, Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source as TensorSource
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
-    Source,
     Stored,
     put_together,
 )
@@ -41,7 +41,7 @@ CASES = [
 ]  # fmt: skip
 
 
-class InMemory(Source):
+class InMemory(TensorSource):
     """Tensors that are at hand."""
 
     def __init__(self, state: Mapping[str, torch.Tensor]) -> None:
