@@ -22,6 +22,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from coordinate_eval import _files
+from coordinate_eval._clock import growing
 from coordinate_eval._format import plural, whole_duration
 from coordinate_eval.coordinator.inputs.checkpoints.average import Members
 from coordinate_eval.coordinator.run.own import is_own
@@ -199,8 +200,8 @@ class Waiting:
             self.state = f"given up after {plural(last.refusals, 'refusal')}"
             self.error += f"\nAsk for it again, or remove {self.path}"
         else:
-            pause = _FIRST_PAUSE_SECONDS * 2 ** min(last.failures - 1, 16)
-            left = since + min(pause, _LONGEST_PAUSE_SECONDS) - now
+            pause = growing(_FIRST_PAUSE_SECONDS, last.failures - 1, _LONGEST_PAUSE_SECONDS)
+            left = since + pause - now
             self.due = left <= 0
             again = "now" if self.due else f"in {whole_duration(left)}"
             self.state = f"not submitted, next try {again}"
