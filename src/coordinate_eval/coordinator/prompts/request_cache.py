@@ -23,7 +23,11 @@ from pathlib import Path
 from filelock import FileLock
 
 from coordinate_eval import _files, _owner
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, clean_files
+from coordinate_eval.coordinator.inputs.checkpoints import (
+    checkpoint_files,
+    clean_files,
+    config_file,
+)
 from coordinate_eval.coordinator.run import lease
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
@@ -34,6 +38,8 @@ from coordinate_eval.evaluators.harness.prompts.tokenizer import unusable
 from coordinate_eval.evaluators.harness.tasks.task_names import kept_file
 from coordinate_eval.evaluators.pulse import EndlessCall
 from coordinate_eval.records import Checkpoint, Dataset, DatasetRequests, Suite
+
+_CONFIGS = (config_file.CONFIG, config_file.PARAMS)
 
 FORMAT = 10
 """Increased when a key comes to mean different requests, or an index has new facts."""
@@ -169,7 +175,7 @@ class Builder:
 
     def _tokenizer_now(self) -> str:
         """Return a digest of the checkpoint's small files but the config."""
-        return _digest(Path(f) for f in self._files if Path(f).name != "config.json")
+        return _digest(Path(f) for f in self._files if Path(f).name not in _CONFIGS)
 
     def _built(self, dataset: Dataset, part: Path) -> DatasetRequests:
         """Let the process write the requests to a file, and return their index."""
@@ -221,7 +227,7 @@ class Builder:
         return not self._vocabulary or index.largest_token < self._vocabulary
 
     def _does_not_fit(self, index: DatasetRequests) -> str:
-        config = next((f for f in self._named if Path(f).name == "config.json"), "its config")
+        config = next((f for f in self._named if Path(f).name in _CONFIGS), "its config")
         return (
             f"dataset {index.dataset!r}: the tokenizer gives the token id {index.largest_token}, "
             f"and the model has 0 to {self._vocabulary - 1} (vocab_size in {config}). Put the "

@@ -15,7 +15,13 @@ from coordinate_eval._format import brief, plural, size
 from coordinate_eval._text_config import text_config
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, finding, guard, reading
+from coordinate_eval.coordinator.inputs.checkpoints import (
+    checkpoint_files,
+    config_file,
+    finding,
+    guard,
+    reading,
+)
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.names import mapping as mappings
 from coordinate_eval.coordinator.inputs.checkpoints.names import patterns
@@ -26,7 +32,6 @@ from coordinate_eval.records import Checkpoint
 SCHEMA = "coordinate-eval/checkpoint@1"
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|(?<=weight)\d+$|(?<=bias)\d+$")
-_MOST_CONFIG_BYTES = 4 << 20
 _SHOWN = 5
 
 
@@ -90,14 +95,14 @@ def examine(asked: Asked) -> _Report:
     with contextlib.suppress(UserError, OSError):
         if found is not None:  # of an average or adapter, they are those of what it is made of
             files = list(map(Path, found.files))
-            beside = next((file for file in files if file.name == "config.json"), None)
+            beside: Path | None = config_file.file_of(files)
         else:
             beside, files = finding.find_beside(asked.path, **stand_ins)
         report.config = str(beside) if beside else None
         names = {file.name for file in files}
         report.tokenizer = [name for name in checkpoint_files.TOKENIZER_FILES if name in names]
         if beside:
-            whole = checkpoint_files.read_json(beside, _MOST_CONFIG_BYTES)
+            whole = config_file.read(beside)
             report.model_type = text_config(whole, beside).kind or None
     stored: Mapping[str, Tensor] = {}
     with contextlib.suppress(UserError, OSError):

@@ -22,6 +22,7 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     adapter,
     average,
     checkpoint_files,
+    config_file,
     finding,
     folder_file,
     reading,
@@ -91,13 +92,13 @@ def _inspect(what: Path | Members, given: "_Given", above: "_Opened") -> Checkpo
             beside = [place, place.parent] if kind.converted else [place]
         told = folder_file.of(place)
         mapping = mapping or told.mapping
-        config = config or told.unless(beside, "config", [reading.CONFIG])
+        config = config or told.unless(beside, "config", [config_file.CONFIG])
         tokenizer = tokenizer or told.unless(beside, "tokenizer", checkpoint_files.TOKENIZERS)
-        config_file = finding.find_config(place, beside, config)
+        of_model = finding.find_config(place, beside, config, weights)
         files = {
             *extra,
-            config_file,
-            *checkpoint_files.present(config_file.parent, _BESIDE_CONFIG),
+            of_model,
+            *checkpoint_files.present(of_model.parent, _BESIDE_CONFIG),
             *finding.find_tokenizer(place, beside, tokenizer),
         }
         finding.check_weights(weights)
@@ -255,12 +256,12 @@ def _described(
         shares: the weights of these.
     """
     finding.check_files(sides)
-    config_file = next(file for file in sides if file.name == reading.CONFIG)
-    whole = checkpoint_files.read_json(config_file, reading.MOST_CONFIG_BYTES)
+    of_model = config_file.file_of(sides)
+    whole = config_file.read(of_model)
     names = None
     if mixed is None:
         opened: Source = reading.stored(kind, weights, sides)
-        text = text_config(whole, config_file)
+        text = text_config(whole, of_model)
         names = mappings.choose(opened.tensors, text.kind, mapping)
         names = names or mappings.unwrapping(opened.tensors)
         if names is not None:
@@ -274,7 +275,7 @@ def _described(
     else:
         opened = mixed
         whole = reading.config_of(opened, whole)
-        text = text_config(whole, config_file)
+        text = text_config(whole, of_model)
     tensors, counts = opened.tensors, _parameters_by_type(opened)
     if not counts:
         raise UserError(f"{place} has no parameters: its weight files hold no tensors")
@@ -288,8 +289,8 @@ def _described(
             f"checkpoint {place} claims {_format.size(size)} of weights, which no disk holds. "
             "Save it again"
         )
-    also = config_file.parent / MODELOPT
-    more = checkpoint_files.read_json(also, reading.MOST_CONFIG_BYTES) if also in sides else {}
+    also = of_model.parent / MODELOPT
+    more = config_file.read(also) if also in sides else {}
     shape = model_shape(text, dtype, quantized(whole, text, more), tensors)
     fit.check(place, tensors, whole, text)
     # A tensor that has several names is counted once.

@@ -16,7 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.inputs.checkpoints import chat_template, checkpoint_files
+from coordinate_eval.coordinator.inputs.checkpoints import (
+    chat_template,
+    checkpoint_files,
+    config_file,
+)
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators import own_code
 
@@ -42,7 +46,8 @@ _MOST_CONFIG_BYTES = 16 << 20  # ten times the largest that are common; parsed, 
 def copy(files: Iterable[str], folder: Path) -> None:
     """Copy the files beside a checkpoint's weights into an empty folder, without names of code.
 
-    A chat template that only processors read is also copied to where tokenizers do.
+    A chat template that only processors read is also copied to where tokenizers do. A params.json
+    becomes the config.json that it tells.
 
     Raises:
         UserError: A file may not be read or is too large (see `checkpoint_files`), or a config is
@@ -54,11 +59,14 @@ def copy(files: Iterable[str], folder: Path) -> None:
     for file in map(Path, files):
 
         def change(content: bytes, file: Path = file) -> bytes:
+            if file.name == config_file.PARAMS:
+                return json.dumps(config_file.read(file), indent=2).encode()
             cleaned, named = clean(file, content)
             code.update(named)
             return cleaned
 
-        checkpoint_files.copy(file, folder / file.name, change)
+        name = config_file.CONFIG if file.name == config_file.PARAMS else file.name
+        checkpoint_files.copy(file, folder / name, change)
     template = chat_template.find(files)
     if template.file == chat_template.OF_PROCESSOR:
         source = next(Path(file) for file in files if Path(file).name == template.file)

@@ -14,6 +14,7 @@ from coordinate_eval._format import brief
 from coordinate_eval.coordinator.inputs.checkpoints import (
     adapter,
     checkpoint_files,
+    config_file,
     folder_file,
     reading,
 )
@@ -69,15 +70,15 @@ def find_beside(
     place = resolve(path)
     beside = [*([place] if place.is_dir() else []), place.parent, path.absolute().parent]
     told = folder_file.of(place)
-    config = config or told.unless(beside, "config", [reading.CONFIG])
+    config = config or told.unless(beside, "config", [config_file.CONFIG])
     tokenizer = tokenizer or told.unless(beside, "tokenizer", checkpoint_files.TOKENIZERS)
     files: list[Path] = []
-    config_file = None
+    found = None
     with contextlib.suppress(UserError):
-        config_file = find_config(place, beside, config)
+        found = find_config(place, beside, config)
     with contextlib.suppress(UserError):
         files = find_tokenizer(place, beside, tokenizer)
-    return config_file, files
+    return found, files
 
 
 def find_weights(place: Path) -> tuple[list[Path], CheckpointFormat, list[Path]]:
@@ -157,14 +158,23 @@ def _none(place: Path, names: Sequence[str], files: Sequence[Path]) -> str:
     )
 
 
-def find_config(place: Path, beside: list[Path], given: Path | None) -> Path:
-    """Return the config.json of a checkpoint: in `given`, else the first of a model beside it."""
+def find_config(
+    place: Path, beside: list[Path], given: Path | None, weights: Sequence[Path] = ()
+) -> Path:
+    """Return the config.json of a checkpoint: in `given`, else the first of a model beside it.
+
+    If there is none, return the params.json beside `weights` of Meta's or Mistral's own.
+    """
     where, folders = _where_to_look(place, beside, given)
-    if given is not None and where.is_file() and where.name != "config.json":
+    if given is not None and where.is_file() and where.name != config_file.CONFIG:
         raise UserError(f"config {given} must be named config.json: engines look for that")
-    found = [each for f in folders for each in checkpoint_files.present(f, ["config.json"])]
+    found = [each for f in folders for each in checkpoint_files.present(f, [config_file.CONFIG])]
     if found:  # a trainer's own may lie beside a checkpoint, and the model's above it
         return next(filter(_is_of_model, found), found[0]) if len(found) > 1 else found[0]
+    if given is None and weights and weights[0].name.startswith("consolidated"):
+        params = weights[0].with_name(config_file.PARAMS)
+        if params.exists():
+            return params
     raise UserError(
         f"{where} has no config.json. Put the model's there in Hugging Face's format, give "
         f"--config FILE, or name it in a {folder_file.NAME} in the folder of the checkpoints: "
@@ -174,7 +184,7 @@ def find_config(place: Path, beside: list[Path], given: Path | None) -> Path:
 
 def _is_of_model(file: Path) -> bool:
     """Return whether a config describes a model in Hugging Face's format, not a training."""
-    whole = checkpoint_files.read_json(file, reading.MOST_CONFIG_BYTES)
+    whole = config_file.read(file)
     return any(key in whole for key in ("model_type", "architectures", "text_config", *LAYERS))
 
 

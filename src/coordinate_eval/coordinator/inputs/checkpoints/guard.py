@@ -23,7 +23,7 @@ from coordinate_eval import _files
 from coordinate_eval._format import brief, plural
 from coordinate_eval._text_config import text_config
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, reading
+from coordinate_eval.coordinator.inputs.checkpoints import config_file, reading
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import BLOCK_BYTES, Source
 from coordinate_eval.coordinator.inputs.checkpoints.model.fit import (
@@ -37,7 +37,6 @@ from coordinate_eval.errors import CoordinateError, WeightsRefused
 from coordinate_eval.records import Checkpoint, Record
 from coordinate_eval.records.base import schema
 
-_MOST_CONFIG_BYTES = 4 << 20
 _THREADS = 4  # that read tensors whole
 _SHOWN = 3
 _MOST_FURTHER = 64  # layers that predict further tokens
@@ -274,8 +273,8 @@ class Verdict(NamedTuple):
 
 def judge(checkpoint: Checkpoint, source: Source, cache: Path | None = None) -> Verdict:
     """Compare a checkpoint with its architecture, which may be known in the user's cache."""
-    config = next(Path(file) for file in checkpoint.files if Path(file).name == "config.json")
-    whole = reading.config_of(source, checkpoint_files.read_json(config, _MOST_CONFIG_BYTES))
+    config = config_file.file_of([*map(Path, checkpoint.files)])
+    whole = reading.config_of(source, config_file.read(config))
     # The language model of a larger one has other names in it. ModelOpt tells of quantized weights
     # in a file of its own.
     others = checkpoints.MODELOPT in (Path(file).name for file in checkpoint.files)

@@ -9,7 +9,7 @@ from coordinate_eval._text_config import TextConfig, text_config
 from coordinate_eval.coordinator.inputs.checkpoints import (
     adapter,
     average,
-    checkpoint_files,
+    config_file,
     merged,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.formats import (
@@ -23,11 +23,6 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Sourc
 from coordinate_eval.coordinator.inputs.checkpoints.model import fit
 from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import Renamed
 from coordinate_eval.records import Checkpoint, CheckpointFormat
-
-CONFIG = "config.json"
-
-
-MOST_CONFIG_BYTES = 4 << 20  # read, JSON takes up to thirty times as much
 
 
 class Reader(Protocol):
@@ -114,8 +109,8 @@ def stored(kind: CheckpointFormat, weights: Sequence[Path], files: Sequence[Path
 
 def text_config_of(checkpoint: Checkpoint) -> tuple[dict[str, Any], TextConfig]:
     """Return the config beside a checkpoint's weights, and that of its language model in it."""
-    file = next(file for file in map(Path, checkpoint.files) if file.name == CONFIG)
-    whole = checkpoint_files.read_json(file, MOST_CONFIG_BYTES)
+    file = config_file.file_of([*map(Path, checkpoint.files)])
+    whole = config_file.read(file)
     return whole, text_config(whole, file)
 
 
@@ -126,8 +121,8 @@ def config_of(opened: Source, whole: dict[str, Any]) -> dict[str, Any]:
 
 def write_config(opened: Source, folder: Path) -> None:
     """Change a config.json in a folder to that of the model that a source is."""
-    file = folder / CONFIG
-    before = checkpoint_files.read_json(file, MOST_CONFIG_BYTES)
+    file = folder / config_file.CONFIG
+    before = config_file.read(file)
     after = config_of(opened, before)
     if after != before:
         file.write_text(json.dumps(after, indent=2), encoding="utf-8")
