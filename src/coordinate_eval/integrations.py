@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from coordinate_eval._after_save import after_save
 
 if TYPE_CHECKING:
+    import olmo_core.train.callbacks
     import pytorch_lightning
     import transformers
 
@@ -69,6 +70,22 @@ def lightning_callback(**asked: Any) -> pytorch_lightning.Callback:  # noqa: ANN
                 for path in {*saver.best_k_models, saver.best_model_path} - {*self._asked, ""}:
                     self._asked.add(path)
                     after_save(path, **asked)
+
+    return AfterSave()
+
+
+def olmo_core_callback(**asked: Any) -> olmo_core.train.callbacks.Callback:  # noqa: ANN401 - as after_save
+    """Return a callback for OLMo-core's `Trainer`.
+
+    Raises:
+        TypeError: `after_save` takes no such argument.
+    """
+    _check(asked)
+    from olmo_core.train.callbacks import Callback
+
+    class AfterSave(Callback):  # type: ignore[misc]  # the library is not installed for checks
+        def post_checkpoint_saved(self, path: Any) -> None:  # noqa: ANN401
+            after_save(path, step=self.step, **asked)
 
     return AfterSave()
 

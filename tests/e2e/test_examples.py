@@ -1,5 +1,6 @@
 """Every file of `examples/` does what it says, without a cluster."""
 
+import importlib.util
 import json
 import os
 import re
@@ -85,6 +86,36 @@ def test_trainers(user: Workspace, tmp_path: Path, trainer: str, saved: list[str
     folder = tmp_path / "saved"
     asked = ("--checkpoints", folder, *PLANNED, "--only", "gsm8k")
     done = call(user, sys.executable, "trainers.py", trainer, *asked)
+    assert done.returncode == 0, done.stderr
+    logs = sorted(folder.glob("*.evaluation.log"))
+    assert [log.name for log in logs] == [f"{name}.evaluation.log" for name in saved]
+    for log in logs:
+        assert "makespan" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("trainer", "library", "saved"),
+    [
+        ("deepspeed", "deepspeed", ["global_step2", "global_step4"]),
+        ("megatron", "megatron", ["iter_0000002", "iter_0000004"]),
+        ("torchtitan", "torchtitan", ["step-2", "step-4"]),
+        ("olmo-core", "olmo_core", ["step0", "step2", "step4"]),
+    ],
+)
+def test_trainers_whose_ranks_write_parts(
+    user: Workspace, tmp_path: Path, trainer: str, library: str, saved: list[str]
+) -> None:
+    if importlib.util.find_spec(library) is None:  # they need much else: see the how-to
+        shown = call(user, sys.executable, "sharded_trainers.py", "--help")
+        assert trainer in shown.stdout, shown.stderr
+        return
+    folder = tmp_path / "saved"
+    launched = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    asked = ("--checkpoints", folder, *PLANNED, "--only", "gsm8k")
+    done = call(
+        user, *launched, "sharded_trainers.py", trainer, *asked,
+        DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     logs = sorted(folder.glob("*.evaluation.log"))
     assert [log.name for log in logs] == [f"{name}.evaluation.log" for name in saved]
