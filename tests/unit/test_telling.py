@@ -17,6 +17,7 @@ from tests.trainings import TRAINING, call, keep
 from coordinate_eval import _files, _notices
 from coordinate_eval.coordinator.cli.inquire.alarms import tell_alarms
 from coordinate_eval.coordinator.history import measured
+from coordinate_eval.coordinator.history.telling import last_turn, take_turn
 from coordinate_eval.coordinator.inputs.settings import Settings
 
 HEAR = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
@@ -166,6 +167,22 @@ def test_the_turn_of_one_that_was_killed_is_taken_over_at_once(team: Team, left:
     path.with_suffix(".turn").write_text(left)
     assert team.tell() == []
     assert team.told == [("collapse", 3)]
+
+
+def test_of_two_that_find_the_same_turn_over_one_gets_the_next(tmp_path: Path) -> None:
+    notes = tmp_path / "alarms-1.json"
+    notes.with_suffix(".turn").write_text("12345.0 token\n")
+    seen = last_turn(notes)
+    first = take_turn(notes, seen)
+    assert first is not None
+    assert take_turn(notes, seen) is None  # it has looked before, and is late
+    assert take_turn(notes, last_turn(notes)) is None
+    assert [path.name for path in tmp_path.iterdir()] == [first.name]
+    first.write_text("0.0 token\n")
+    late = first.with_name("alarms-1.turn")
+    assert take_turn(notes, last_turn(notes)) is not None
+    late.write_text("12345.0 token\n")  # of one that was slow, and has ended since
+    assert take_turn(notes, 1) is None
 
 
 def test_the_turn_of_one_that_tells_now_is_left_to_it(team: Team) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -114,7 +115,7 @@ def tell(
     if not raised or not by:
         return []
     path = _path(runs_dir, found)
-    with _turn(path.with_suffix(".turn"), patience) as mine:
+    with _turn(path, patience) as mine:
         if not mine:
             return []
         told = _read(path)
@@ -189,31 +190,62 @@ def _write(path: Path, told: Told, known: Sequence[ToldAlarm], problems: Mapping
 
 
 @contextlib.contextmanager
-def _turn(path: Path, patience: float) -> Iterator[bool]:
-    """Be the only process that tells of a training, if no other does within so many seconds."""
-    _files.own_folder(path.parent)
-    text = f"{time.time()} {_files.token()}\n"
+def _turn(notes: Path, patience: float) -> Iterator[bool]:
+    """Be the only process that tells of a training, if no other does within so many seconds.
+
+    Turns are numbered files beside `notes`, and the last one counts: nobody has to remove what
+    somebody else may have replaced meanwhile. Its holder writes that it is over.
+    """
+    _files.own_folder(notes.parent)
     give_up = time.monotonic() + patience
-    while not (mine := _files.create(path, text)):
-        if _is_over(path):
-            path.unlink(missing_ok=True)
-        elif time.monotonic() < give_up:
-            time.sleep(1)
-        else:
-            break
+    while (mine := take_turn(notes, last_turn(notes))) is None and time.monotonic() < give_up:
+        time.sleep(1)
     try:
-        yield mine
+        yield mine is not None
     finally:
-        if mine:
-            path.unlink(missing_ok=True)
+        if mine is not None:
+            _files.write(mine, _turn_text(0.0))
+
+
+def last_turn(notes: Path) -> int:
+    """Return the number of the last turn, 0 before the first one."""
+    return max(_turns(notes), default=0)
+
+
+def take_turn(notes: Path, last: int) -> Path | None:
+    """Take the turn after this one, if that is over. Return its file, None if another has it."""
+    if last and not _is_over(_turn_file(notes, last)):
+        return None
+    mine = _turn_file(notes, last + 1)
+    if not _files.create(mine, _turn_text(time.time())) or last_turn(notes) > last + 1:
+        return None
+    for number in _turns(notes):
+        if number <= last:
+            _turn_file(notes, number).unlink(missing_ok=True)
+    return mine
+
+
+def _turns(notes: Path) -> list[int]:
+    """Return the numbers of the turns whose files are there."""
+    pattern = re.compile(rf"{re.escape(notes.stem)}(?:\.(\d{{1,18}}))?\.turn")
+    found = (pattern.fullmatch(path.name) for path in notes.parent.iterdir())
+    return [int(each[1] or 1) for each in found if each]
+
+
+def _turn_file(notes: Path, number: int) -> Path:
+    return notes.with_suffix(".turn" if number == 1 else f".{number}.turn")
+
+
+def _turn_text(since: float) -> str:
+    return f"{since} {_files.token()}\n"
 
 
 def _is_over(turn: Path) -> bool:
-    """Return whether whoever had a turn was killed. A turn appears whole, so a torn one is old."""
+    """Return whether a turn has ended, or whoever had it was killed: a torn one is old."""
     try:
         since = float(_files.read(turn).partition(b" ")[0])
     except ValueError:
         return True
-    except FileNotFoundError:
+    except FileNotFoundError:  # there is a later one
         return False
     return not abs(time.time() - since) <= TURN_SECONDS
