@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.trainings import TRAINING, call, keep, run_of
 
+from coordinate_eval import _files
 from coordinate_eval.coordinator.cli.output import results_table
 from coordinate_eval.coordinator.comparison.compare import Measured, aggregate_of
 from coordinate_eval.coordinator.display.experiment_page import Experiment, render
@@ -17,7 +18,7 @@ from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import Aggregate, Dataset, Suite
+from coordinate_eval.records import Aggregate, Dataset, DatasetResults, Suite
 
 CORE = Aggregate(factors={"a": 1.0, "b": 0.5}, offset=0.25)  # b is twice as good as guessing
 SUITE = Suite(
@@ -126,6 +127,42 @@ def test_a_mean_of_what_should_rise_and_what_should_fall_is_in_no_column(tmp_pat
     assert "core" not in shown(tmp_path, "history", "--json")["columns"]
     answer = call(tmp_path, "history", "--column", "core")
     assert "of b less is better, and of others more" in str(answer.exception)
+
+
+@pytest.mark.parametrize(
+    ("metric", "lower", "words"),
+    [
+        (
+            "word_perplexity",
+            True,
+            "and of others less: of a (acc) more, of b (word_perplexity) less",
+        ),
+        ("bleu", False, "unlike metrics: a (acc) and b (bleu)"),
+    ],
+)
+def test_a_mean_of_unlike_metrics_is_not_computed(
+    tmp_path: Path, metric: str, lower: bool, words: str
+) -> None:
+    run_dir = run_of(tmp_path, 100, {"a": 0.5}, suite=SUITE)
+    found = DatasetResults(
+        dataset="b",
+        items=9,
+        harness="0",
+        results={"b": {f"{metric},none": 0.5}},
+        higher_is_better={"b": {metric: not lower}},
+    )
+    _files.write_record(run_dir.dataset_results("b"), found)
+
+    results = collect_results(run_dir, read_run(run_dir))
+
+    core = results["aggregates"]["core"]
+    assert core["value"] is None and words in core["why_not"]
+    cells = [str(cell) for column in results_table(results).columns for cell in column.cells]
+    assert any(words in cell for cell in cells)
+    (row,) = shown(tmp_path, "scores", "--json")["rows"]
+    assert row["aggregates"]["core"]["value"] is None
+    said = call(tmp_path, "scores").output
+    assert "core is left out: " in said and words in said
 
 
 def test_the_page_draws_it(tmp_path: Path) -> None:

@@ -136,6 +136,11 @@ def test_include_path_is_relative_to_the_file(tmp_path: Path) -> None:
             4,
             "aggregate m is a part of itself: m → n → m",
         ),
+        (
+            "extends: base\naggregates:\n  m: {of: [gsm8k, mt_bench]}\n",
+            3,
+            "a judge rates mt_bench from 1 to 10, and gsm8k has another metric",
+        ),
         ("extends: base\nskip: [gsm8k]\naggregates:\n  m: {of: [gsm8k]}\n", 4, "did you mean"),
         ("skip: [a]\ndatasets: [b]\n", 1, "needs extends"),
         ("extends: [base]\n", 1, "one suite"),

@@ -20,6 +20,7 @@ from coordinate_eval import _files
 from coordinate_eval._format import plural, visible, visible_json
 from coordinate_eval.coordinator.cli.streams import printable_output
 from coordinate_eval.coordinator.report.main_metric import metrics
+from coordinate_eval.coordinator.report.results import AggregateScore
 
 PIPE_WIDTH = 160
 """Characters of a line in a pipe or a file, where no window cuts it."""
@@ -154,7 +155,7 @@ def results_table(results: dict[str, Any]) -> Table:
             first = False
     for name, each in results.get("aggregates", {}).items():
         if each["value"] is None:
-            words = f"not known without {', '.join(each['missing'][:5])}"
+            words = AggregateScore.model_validate(each).why_unknown
             shown.add_row(escape(name), f"[red]{escape(words)}", "", "", "")
             continue
         told = "" if each["stderr"] is None else f"{each['stderr']:.4f}"

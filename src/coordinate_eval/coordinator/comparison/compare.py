@@ -24,10 +24,14 @@ from coordinate_eval.coordinator.comparison.paired import (
     significant,
     weighted_difference,
 )
-from coordinate_eval.coordinator.history.measured import higher_is_better
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.coordinator.report import state
-from coordinate_eval.coordinator.report.main_metric import main_score
+from coordinate_eval.coordinator.report.main_metric import (
+    Member,
+    higher_is_better,
+    main_score,
+    why_unlike,
+)
 from coordinate_eval.coordinator.run.claiming.decided import Verdict, why_stopped
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
@@ -180,10 +184,16 @@ def _aggregates(
             left_out[name] = "the suites define it differently"
         elif lacking := ours[name].missing(known):
             left_out[name] = f"not known without {', '.join(lacking[:5])}"
-        elif len({known[each].higher_is_better for each in ours[name].factors}) > 1:
-            left_out[name] = "of some of its datasets more is better, and of others less"
+        elif why := _why_unlike({each: known[each] for each in ours[name].factors}):
+            left_out[name] = why
         else:
             yield aggregate_of(name, ours[name], known)
+
+
+def _why_unlike(members: Mapping[str, Measured]) -> str:
+    return why_unlike(
+        {n: Member(m.metric, m.first, m.higher_is_better) for n, m in members.items()}
+    )
 
 
 def aggregate_of(name: str, aggregate: Aggregate, known: Mapping[str, Measured]) -> Measured:

@@ -1,5 +1,6 @@
 """Series of scores over the checkpoints of a training: which runs count, columns, the best one."""
 
+import itertools
 import math
 import re
 from collections import Counter
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.history.measured import ASKED, Measured, Plain, Score
+from coordinate_eval.coordinator.report.main_metric import Member, why_unlike
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Aggregate
 
@@ -169,8 +171,8 @@ def series(
 def _without(found: Series) -> Iterator[str]:
     """Yield which aggregates cannot be told of which checkpoints, and why."""
     for name, aggregate in found.aggregates.items():
-        if len({_direction(found, each) for each in aggregate.factors}) > 1:
-            yield f"{name} is left out: of some of its datasets more is better, and of others less"
+        if why := _why_unlike(found, aggregate.factors):
+            yield f"{name} is left out: {why}"
             continue
         lacking = [each for row in found.rows if (each := aggregate.missing(row.scores))]
         if lacking:
@@ -269,15 +271,26 @@ def _checked(column: Column, found: Series) -> Column:
     """Return a mean that says something.
 
     Raises:
-        UserError: of some of its datasets more is better, and of others less.
+        UserError: of some of its datasets more is better, and of others less, or their metrics are
+            unlike.
     """
-    if len({_direction(found, name) for name in column.datasets}) > 1:
-        lower = next(name for name in column.datasets if not _direction(found, name))
-        raise UserError(
-            f"{column.name!r}: of {lower} less is better, and of others more: their mean says "
-            "nothing. Leave it out"
-        )
+    if why := _why_unlike(found, column.datasets):
+        higher = [name for name in column.datasets if _direction(found, name)]
+        lower = [name for name in column.datasets if name not in higher]
+        if higher and lower:
+            why = f"of {lower[0]} less is better, and of others more, such as {higher[0]}"
+        raise UserError(f"{column.name!r}: {why}: their mean says nothing. Leave it out")
     return column
+
+
+def _why_unlike(found: Series, datasets: Iterable[str]) -> str:
+    """Return why a mean of these datasets would say nothing, by their newest scores."""
+    newest = {}
+    for name in datasets:
+        scored = (row.score(name) for row in reversed(found.rows) if name in row.scores)
+        for score in itertools.islice(scored, 1):
+            newest[name] = Member(score.metric, score.value, score.higher_is_better)
+    return why_unlike(newest)
 
 
 def default_columns(found: Series) -> list[Column]:
@@ -306,9 +319,9 @@ def every_column(found: Series) -> list[Column]:
 
 
 def aggregate_columns(found: Series) -> list[Column]:
-    """Return the aggregates that say something, where more is better of all datasets or of none."""
+    """Return the aggregates that say something."""
     every = [_of_suite(name, each) for name, each in found.aggregates.items()]
-    return [each for each in every if len({_direction(found, n) for n in each.datasets}) == 1]
+    return [each for each in every if not _why_unlike(found, each.datasets)]
 
 
 def mean_column(found: Series, rows: Sequence[Row]) -> Column | None:

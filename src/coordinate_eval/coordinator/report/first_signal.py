@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.report.main_metric import main_score, metrics
+from coordinate_eval.coordinator.report.main_metric import higher_is_better, main_score, metrics
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.records import DatasetRequests, DatasetResults, Record, Span, schema
@@ -129,14 +129,12 @@ def main_of(results: DatasetResults) -> Main | None:
     found = main_score(results)
     if found is None:
         return None
-    name = found.metric.partition(",")[0]
-    said = [table.get(name, True) for table in results.higher_is_better.values()]
     return Main(
         metric=found.metric,
         value=found.value,
         stderr=found.stderr,
         items=results.items,
-        higher_is_better=all(each is not False for each in said),
+        higher_is_better=higher_is_better(results, found.metric),
     )
 
 

@@ -14,6 +14,7 @@ A group without a score of its own has the unweighted mean over its tasks, if al
 the same main metric; no standard error is known of it.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -23,6 +24,9 @@ PREFERRED = "acc_norm"
 
 NOT_METRICS = ("sample_len", "sample_count", "samples")
 """Numbers that the harness puts among the metrics and that score nothing."""
+
+_OF_HUNDRED = ("bleu", "chrf", "ter")
+"""Metrics from 0 to 100."""
 
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
@@ -55,6 +59,45 @@ def main_score(found: DatasetResults, metric: str | None = None) -> Score | None
         return scores[0]
     mean = sum(score.value for score in scores) / len(scores)
     return Score(scores[0].metric, mean, None, len(scores))
+
+
+def higher_is_better(results: DatasetResults, metric: str) -> bool:
+    """Return whether more of a metric is better, as the dataset's tasks say."""
+    name = metric.partition(",")[0]
+    said = [table[name] for table in results.higher_is_better.values() if name in table]
+    return all(each is not False for each in said)
+
+
+class Member(NamedTuple):
+    """The score of a dataset, as a part of a mean."""
+
+    metric: str
+    value: float
+    higher_is_better: bool
+
+    @property
+    def scale(self) -> str:
+        """Return on what the score is: all shares from 0 to 1 are on one scale."""
+        name = self.metric.partition(",")[0]
+        share = self.higher_is_better and 0 <= self.value <= 1 and name not in _OF_HUNDRED
+        return "" if share else name
+
+
+def why_unlike(members: Mapping[str, Member]) -> str:
+    """Return why a mean of datasets would say nothing, with two that are unlike; else nothing."""
+    lower = next((name for name, each in members.items() if not each.higher_is_better), None)
+    higher = next((name for name, each in members.items() if each.higher_is_better), None)
+    if lower is not None and higher is not None:
+        both = [f"{name} ({members[name].metric})" for name in (higher, lower)]
+        return (
+            "of some of its datasets more is better, and of others less: "
+            f"of {both[0]} more, of {both[1]} less"
+        )
+    for first, second in itertools.pairwise(members):
+        if members[first].scale != members[second].scale:
+            both = [f"{name} ({members[name].metric})" for name in (first, second)]
+            return f"unlike metrics: {' and '.join(both)}"
+    return ""
 
 
 def metrics(entry: Mapping[str, Any]) -> Iterator[tuple[str, float, float | None]]:

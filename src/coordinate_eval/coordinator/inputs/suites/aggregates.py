@@ -1,7 +1,7 @@
 """Aggregates of a suite: weighted means of its datasets and groups, in terms of single datasets."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from coordinate_eval.coordinator.inputs.suites.located_yaml import (
@@ -92,9 +92,23 @@ class _Resolver:
             for dataset, factor in part.factors.items():
                 factors[dataset] = factors.get(dataset, 0.0) + weight / total * factor
             offset += weight / total * part.offset
+        self._check_alike(name, factors, self._given.at(name))
         self._open.pop()
         self._known[name] = Aggregate(factors=factors, offset=offset)
         return self._known[name]
+
+    def _check_alike(self, name: str, members: Iterable[str], place: Place) -> None:
+        """Check that no mean is of a judge's ratings and of something else."""
+        scales = {each: _scale_of(self._datasets[each]) for each in members}
+        for rated, scale in scales.items():
+            other = next((each for each in scales if scales[each] != scale), None)
+            if scale and other is not None:
+                raise wrong(
+                    place,
+                    f"aggregate {name}: a judge rates {rated} from {scale[0]:g} to {scale[1]:g}, "
+                    f"and {other} has another metric: their mean says nothing. Leave one of them "
+                    "out",
+                )
 
     def _member(self, name: str, member: str, place: Place, *, normalized: bool) -> Aggregate:
         """Return what a member stands for: a dataset, or the mean over those that it names."""
@@ -116,6 +130,11 @@ class _Resolver:
             factors[dataset] = 1 / len(found) / (1 - chance)
             offset += factors[dataset] * chance
         return Aggregate(factors=factors, offset=offset)
+
+
+def _scale_of(dataset: Dataset) -> tuple[float, float] | None:
+    """Return the scale of a judge's ratings, None of everything else."""
+    return dataset.rubric.scale if dataset.rubric is not None else None
 
 
 def _weights(name: str, entry: Located) -> Mapping[str, tuple[float, Place]]:
