@@ -1,4 +1,4 @@
-"""A run that ends when its comparison is decided, killed on the way, and then asked in full."""
+"""Runs that end before all items are asked, killed on the way, and then asked in full."""
 
 import json
 import random
@@ -99,6 +99,52 @@ def test_a_run_stops_when_it_is_decided_and_is_completed_by_reusing_its_response
     assert results(run)["stopped"]
     pause.unlink()
     user.call("resume", run, "--full", "--json")
+    assert results(run)["complete"] and not results(run)["stopped"]
+    assert scores(run) == scores(whole)
+    assert times_answered(run) == times_answered(whole)
+    assert set(times_answered(run).values()) == {1}
+
+
+def test_a_sample_is_completed_by_reusing_its_responses(
+    user: Workspace, suite: Path, whole: Path
+) -> None:
+    run = user.folder / "sample"
+    sampled = user.folder / "sampled.yaml"
+    sampled.write_text(yaml.safe_dump({"extends": str(suite), "defaults": {"sample": 0.3}}))
+    engine = json.dumps({"seconds_per_request": 0.02})
+    how = ["run", tiny_model(), "--suite", sampled, "--run-dir", run, "--engine-args", engine]
+    plan: dict[str, Any] = json.loads(user.call(*how, "--dry-run", "--json").stdout)
+    assert {each["name"]: each["items"] for each in plan["datasets"]} == {"long": 450, "both": 108}
+    started = user.start(*how)
+    until(lambda: times_answered(run), "a first shard", run)
+    kill([started.pid])
+    started.communicate()
+    user.call("resume", run)
+    early = results(run)
+
+    assert early["complete"] and early["compared"] is None
+    assert early["stopped"] == {
+        "long": {"items": 450, "of_items": 1500},
+        "both": {"items": 108, "of_items": 360},
+    }
+    assert early["n_samples"]["long"] == {"original": 1500, "effective": 450}
+    assert len(times_answered(run)) == 2 * (450 + 108)
+    shown = json.loads(user.call("status", run, "--json").stdout)
+    assert shown["state"] == "complete" and shown["responses"] == shown["requests"] == 1116
+    assert shown["datasets"]["long"]["of_items"] == 1500
+    assert "a sample of 30% of the requests" in user.call("scores", run).stdout
+    compared = json.loads(user.call("compare", whole, run, "--json").stdout)
+    (long,) = (each for each in compared["datasets"] if each["name"] == "long")
+    assert (long["difference"], long["items"], long["of_items"]) == (0.0, 450, 1500)
+    lines = user.call("samples", run, "--dataset", "long", "--limit", "3", "--json").stdout
+    assert len([json.loads(line) for line in lines.splitlines()]) == 3
+    user.call("rescore", run, "--wait")
+    (again,) = user.folder.glob("**/*-rescored-1")
+    assert scores(again) == scores(run)
+    assert results(again)["stopped"] == early["stopped"]
+
+    assert "--full` asks those that are left" in user.call("resume", run).stderr
+    user.call("resume", run, "--full")
     assert results(run)["complete"] and not results(run)["stopped"]
     assert scores(run) == scores(whole)
     assert times_answered(run) == times_answered(whole)

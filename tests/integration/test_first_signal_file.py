@@ -200,36 +200,6 @@ def test_the_table_has_a_dataset_s_own_scores() -> None:
     assert "late" in text
 
 
-@pytest.mark.parametrize("name", ["tiny_group", "tiny_mutual", "tiny_sums", "tiny_votes"])
-def test_a_sample_scores_as_the_harness_scores_it(name: str) -> None:
-    ours = Scored(name, sample=0.4)
-    samples = ours.documents()
-    found, theirs = ours.whole(), reference(name, samples)
-    assert all(len(docs) >= 2 for docs in samples.values())
-    assert found.items < Scored(name).whole().items
-    for task, metrics in theirs.items():
-        for metric, value in metrics.items():
-            assert found.results[task][metric] == (
-                pytest.approx(value) if isinstance(value, float) else value
-            ), (task, metric)
-
-
-def test_a_larger_sample_has_all_items_of_a_smaller_one() -> None:
-    few, more = (
-        {(r.prompt_hash, r.index) for r in Scored("tiny_cloze", sample=share).responses}
-        for share in (0.3, 0.6)
-    )
-    assert few < more
-
-
-def test_a_part_of_a_sample_is_scored_by_its_own_documents() -> None:
-    ours = Scored("tiny_sums", sample=0.5)
-    found = ours.part({"tiny_sums": [0, 2]})
-    of_sample = ours.documents()["tiny_sums"]
-    theirs = reference("tiny_sums", {"tiny_sums": [of_sample[0], of_sample[2]]})
-    assert found.results["tiny_sums"].items() >= theirs["tiny_sums"].items()
-
-
 def test_a_limit_does_not_disturb_a_part() -> None:
     found = Scored("tiny_sums", limit=6).part({"tiny_sums": [1, 5]})
     assert found.n_samples["tiny_sums"]["effective"] == 2

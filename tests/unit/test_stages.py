@@ -128,6 +128,8 @@ def test_what_is_withdrawn_is_asked_in_full_and_nothing_twice(
     _decide(run_dir, used)
     ask(None)
     assert ledger.unpublished(s.span for s in shards) == []
+    assert Ledger(run_dir, "results").unpublished([whole("a")])
+    _files.write(run_dir.published("looks", Span("a", 0, used)), "")
     assert not Ledger(run_dir, "results").unpublished([whole("a")])
     assert sorted(asked) == list(range(shards[done - 1].stop))
     run_dir.full.touch()

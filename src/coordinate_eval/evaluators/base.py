@@ -86,11 +86,17 @@ class Evaluator(Protocol):
         ...
 
     def noted(
-        self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
+        self,
+        dataset: Dataset,
+        responses: Iterable[Response],
+        answers: Mapping[str, Answer],
+        *,
+        part: bool = False,
     ) -> Sequence["Noted"]:
-        """Return what is noted of each document while the whole dataset is scored, for people.
+        """Return what is noted of each document while the dataset is scored, for people.
 
-        They stay in memory: the next call returns the same. Raises as `finish` does.
+        They stay in memory: the next call returns the same. With `part` only some items have
+        responses. Raises as `finish` does.
         """
         ...
 

@@ -88,7 +88,7 @@ def items(dataset: Dataset) -> int | None:
     tasks = count_tasks(dataset)
     if dataset.limit is not None:
         whole = min(whole, dataset.limit * tasks)
-    return max(dataset.in_sample(whole), min(whole, 2 * tasks) if dataset.sample else 0)
+    return dataset.in_sample(whole, tasks)
 
 
 def count_tasks(dataset: Dataset) -> int:
@@ -175,23 +175,28 @@ def _blocks(tokens: float) -> float:
 
 
 def built_work(dataset: Dataset, built: DatasetRequests) -> Work:
-    """Return the work of built requests; output tokens and metric seconds are predicted."""
+    """Return the work of a dataset's sample of built requests.
+
+    Output tokens and metric seconds are predicted.
+    """
     entry = find(dataset)
-    limit_sum = built.max_output_tokens
+    items = dataset.in_sample(built.items, len(built.task_items))
+    share = items / max(1, built.items)
+    limit_sum = built.max_output_tokens * share
     output = limit_sum * WRITTEN_SHARE
     longest = float(built.longest_output_tokens)
-    metric = built.metric_cpu_seconds
+    metric = built.metric_cpu_seconds * share
     if entry is not None:
-        output = min(limit_sum, built.generate_requests * entry.output_tokens)
+        output = min(limit_sum, built.generate_requests * share * entry.output_tokens)
         longest = min(longest, _longest(entry))
-        metric = built.items * entry.metric_cpu_seconds
+        metric = items * entry.metric_cpu_seconds
     return Work(
-        items=built.items,
-        requests=built.requests,
-        prompt_tokens=built.prompt_tokens,
+        items=items,
+        requests=built.requests * share,
+        prompt_tokens=built.prompt_tokens * share,
         output_tokens=output,
         longest_output_tokens=longest,
-        cached_tokens=built.cached_tokens,
+        cached_tokens=built.cached_tokens * share,
         metric_cpu_seconds=metric,
     )
 

@@ -46,7 +46,6 @@ from coordinate_eval.records.shards import (
     Shard,
     Span,
     even_parts,
-    hashed_order,
     seeded_order,
     stages,
 )
@@ -89,7 +88,6 @@ __all__ = [
     "computed_by_turns",
     "context_tokens",
     "even_parts",
-    "hashed_order",
     "judge_name",
     "largest_token",
     "prompt_lengths",

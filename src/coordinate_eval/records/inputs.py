@@ -9,6 +9,7 @@ from pydantic import Field
 
 from coordinate_eval.records.base import FileName, Record, absent
 from coordinate_eval.records.names import TensorMapping
+from coordinate_eval.records.shards import LEAST_OF_TASK
 
 
 class CheckpointFormat(StrEnum):
@@ -234,7 +235,8 @@ class Dataset(Record):
     # Left out where there is none: suites without it keep their digest.
     sample: float | None = absent(
         None,
-        "share of each task's items that is evaluated: drawn at random, and always the same ones",
+        "share of the items that is asked, until all are wanted: drawn at random, and always the "
+        "same ones",
     )
     repeats: int | None = None
     chat_template: bool = False
@@ -249,9 +251,12 @@ class Dataset(Record):
         None, "how a judge rates the answers, in place of the task's own metrics"
     )
 
-    def in_sample(self, items: int) -> int:
-        """Return how many of a task's items are evaluated: two at least, for a standard error."""
-        return min(items, max(2, math.ceil(items * (self.sample or 1.0))))
+    def in_sample(self, items: int, tasks: int = 1) -> int:
+        """Return how many items are asked first: of each task two at least, for a standard error.
+
+        Without a sample these are all.
+        """
+        return min(items, max(LEAST_OF_TASK * tasks, math.ceil(items * (self.sample or 1.0))))
 
 
 class Aggregate(Record):

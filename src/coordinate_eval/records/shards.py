@@ -66,7 +66,7 @@ def stages(items: int, tasks: int) -> list[int]:
     return sorted({end for end in ends if end <= MOST_OF_ALL * items} | {items})
 
 
-def hashed_order(task: str, count: int) -> list[int]:
+def _hashed_order(task: str, count: int) -> list[int]:
     """Return the numbers of a task's documents in its random order, which is always the same."""
     ranks = [hashlib.sha256(f"{task}\0{n}".encode()).digest() for n in range(count)]
     return sorted(range(count), key=ranks.__getitem__)
@@ -85,6 +85,6 @@ def _ranked(tasks: Mapping[str, int]) -> Iterable[tuple[bool, float, int]]:
     """Yield a rank for each item, and the item."""
     begin = 0
     for task, count in tasks.items():
-        for place, n in enumerate(hashed_order(task, count)):
+        for place, n in enumerate(_hashed_order(task, count)):
             yield place >= LEAST_OF_TASK, (place + 0.5) / count, begin + n
         begin += count

@@ -30,6 +30,7 @@ from coordinate_eval.coordinator.run.claiming.decided import (
     count_looks,
     look_span,
     read_part,
+    requests_share,
 )
 from coordinate_eval.coordinator.run.claiming.work import request_indexes
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -133,7 +134,7 @@ def compare_at(run_dir: RunDir, run: Run, number: int) -> Compared:
 
 def conclude(run_dir: RunDir, run: Run) -> None:
     """Compare a run of which all items are scored, unless it was decided before."""
-    if run.stages and not run_dir.decided.exists():
+    if run.against and run.stages and not run_dir.decided.exists():
         compare_at(run_dir, run, count_looks(run))
 
 
@@ -175,12 +176,6 @@ def _about(run_dir: RunDir, run: Run, number: int, found: Comparison) -> Compare
         part = read_part(run_dir, span) if span is not None else None
         if span is not None and part is not None and part.results is not None:
             used[name] = span.stop
-    indexes = request_indexes(run_dir, run)
-    every = sum(index.requests for index in indexes.values())
-    asked = sum(
-        index.requests * used.get(name, index.items) / max(1, index.items)
-        for name, index in indexes.items()
-    )
     out = found.left_out | {name: "; ".join(why) for name, why in found.unlike.items()}
     out |= {each.name: each.why_not for each in found.datasets if each.why_not}
     return Compared(
@@ -188,7 +183,7 @@ def _about(run_dir: RunDir, run: Run, number: int, found: Comparison) -> Compare
         previous=found.first.run,
         items=used,
         of_items={name: run.stages[name][-1] for name in used},
-        requests_share=asked / max(1, every),
+        requests_share=requests_share(request_indexes(run_dir, run), used),
         left_out=out,
     )
 

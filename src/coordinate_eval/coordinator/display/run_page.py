@@ -145,8 +145,10 @@ def _stopped(results: Mapping[str, Any]) -> list[str]:
     if not stopped:
         return []
     each = [f"{name} {n['items']:,} of {n['of_items']:,}" for name, n in stopped.items()]
-    why = Compared.model_validate(results["compared"]).words
-    return [f"stopped early: {why}. Items that are used: {', '.join(each)}"]
+    why = "a sample of the items"
+    if results.get("compared"):
+        why = f"stopped early: {Compared.model_validate(results['compared']).words}"
+    return [f"{why}. Items that are used: {', '.join(each)}"]
 
 
 def _score(found: DatasetResults) -> tuple[str, str, str, str, str]:
@@ -164,7 +166,7 @@ def _aggregates(results: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str
     """Yield the aggregates of the suite in the same way."""
     for name, each in results.get("aggregates", {}).items():
         if each["value"] is None:
-            yield name, "", f"not known without {', '.join(each['missing'][:5])}", "", ""
+            yield name, "", report.AggregateScore.model_validate(each).why_unknown, "", ""
             continue
         error = "" if each["stderr"] is None else f"± {each['stderr']:.4f}"
         of = f"aggregate of {plural(each['datasets'], 'dataset')}"

@@ -195,6 +195,7 @@ def summary(found: Review) -> list[tuple[str, str]]:
         ),
         ("GPU time", f"{estimate.gpu_hours:.2f} h, {estimate.gpu_idle_fraction:.0%} idle"),
         *_first_signal(found),
+        *_stages(found),
         *_prompts(found),
     ]
 
@@ -305,6 +306,22 @@ def _after_responses(found: Review) -> str:
     if end - answered < WORTH_TELLING * end:
         return ""
     return f", with the last response after {duration(answered)}"
+
+
+def _stages(found: Review) -> list[tuple[str, str]]:
+    """Return after how many items a run may end that does not ask all of them at once."""
+    costs = found.plan.datasets
+    if count := sum(dataset.sample is not None for dataset in found.run.suite.datasets):
+        words = f"{plural(count, 'dataset')} in part; `resume RUN --full` asks what is left"
+        return [("sample", words)]
+    looks = max(len(cost.stages) for cost in costs)
+    asked = (
+        sum(cost.stages[n] if n < len(cost.stages) else cost.items for cost in costs)
+        for n in range(looks)
+    )
+    items = ", ".join(f"{each:,}" for each in asked)
+    words = f"compared after {items} items, and ended by the first decision"
+    return [("until decided", words)] if looks else []
 
 
 def _first_signal(found: Review) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 
 from coordinate_eval import __version__, _files
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of, training_of
-from coordinate_eval.coordinator.report.main_metric import main_score
+from coordinate_eval.coordinator.report.main_metric import higher_is_better, main_score
 from coordinate_eval.coordinator.report.results import read_dataset
 from coordinate_eval.coordinator.report.warnings import warnings
 from coordinate_eval.coordinator.run.claiming.decided import why_stopped
@@ -37,7 +37,7 @@ from coordinate_eval.records import (
     schema,
 )
 
-NOT_ASKED = {"name", "group", "items", "prior", "splittable", "chance"}
+NOT_ASKED = {"name", "group", "items", "prior", "splittable", "chance", "sample"}
 """Fields of a dataset that change nothing in what is asked."""
 
 _OF_JUDGE = ("model", "revision", "rubric", "rubric_digest")
@@ -163,13 +163,6 @@ def _times(
         took = float(ledger["seconds"]) - (rounds[0].created - run.created)
         return max(0.0, took), planned
     return None, None
-
-
-def higher_is_better(results: DatasetResults, metric: str) -> bool:
-    """Return whether more of a metric is better, as the dataset's tasks say."""
-    name = metric.partition(",")[0]
-    said = [table[name] for table in results.higher_is_better.values() if name in table]
-    return all(each is not False for each in said)
 
 
 def options(dataset: Dataset, engine: str, max_length: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from coordinate_eval.coordinator.planning.costs import (
     storage_link,
     suite_costs,
 )
-from coordinate_eval.coordinator.planning.dealing.packing import stage_of
+from coordinate_eval.coordinator.planning.dealing import packing
 from coordinate_eval.coordinator.planning.judging import Judging
 from coordinate_eval.coordinator.planning.offer import Offer
 from coordinate_eval.coordinator.planning.places import nodes as select
@@ -57,7 +57,7 @@ from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue
 from coordinate_eval.priors.roofline import Conditions
 from coordinate_eval.priors.staging import Link
-from coordinate_eval.records import Checkpoint, DatasetRequests, stages
+from coordinate_eval.records import Checkpoint, DatasetRequests, Shard, even_parts, stages
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run
     costs = {cost.name: cost for cost in plan.datasets}
     shards = sorted(
         (shard for trial in plan.trials for shard in trial.shards),
-        key=lambda s: (not s.signal, stage_of(costs[s.dataset], s.start), -s.gpu_seconds),
+        key=lambda s: (not s.signal, packing.stage_of(costs[s.dataset], s.start), -s.gpu_seconds),
     )
     # Built requests tell whether a metric asks questions; unbuilt ones do if it costs anything.
     costly = {job.dataset for job in plan.metric_jobs}
@@ -264,6 +264,10 @@ def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run
     ]
     judged = [n for n in asks if (built[n].judged if n in built else n in rubrics)]
     metric_seconds = sum(s.metric_cpu_seconds for s in shards if s.dataset in asks)
+    staged = {c.name: c.stages for c in plan.datasets if c.stages and run.against}
+    for name in _sampled(run, plan, built):
+        staged[name] = [costs[name].items, built[name].items]
+        shards += _after_sample(costs[name], shards, built[name].items)
     return run.model_copy(
         update={
             "tensor_parallel": plan.tensor_parallel,
@@ -273,7 +277,7 @@ def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run
             "gpu_type": plan.nodes[0].gpu_type,
             "engine_start_seconds": plan.trials[0].setup_seconds,
             "copy_seconds": max((stage.seconds for stage in plan.stages), default=None),
-            "stages": {c.name: c.stages for c in plan.datasets if c.stages and run.against},
+            "stages": staged,
             "asks": asks,
             "judged": judged,
             "shards": shards,
@@ -283,6 +287,35 @@ def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run
             "score_seconds": {cost.name: cost.score_seconds for cost in plan.datasets},
         }
     )
+
+
+def _sampled(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> list[str]:
+    """Return the datasets of which a plan has a sample."""
+    names = {dataset.name for dataset in run.suite.datasets if dataset.sample is not None}
+    planned = (cost for cost in plan.datasets if cost.name in names & built.keys())
+    return [cost.name for cost in planned if cost.items < built[cost.name].items]
+
+
+def _after_sample(cost: Cost, shards: Sequence[Shard], items: int) -> list[Shard]:
+    """Return shards of the items after a dataset's sample, as long as those of its sample.
+
+    Args:
+        cost: of the sample.
+        shards: of the plan.
+        items: of the whole dataset.
+    """
+    longest = max(shard.stop - shard.start for shard in shards if shard.dataset == cost.name)
+    count = math.ceil((items - cost.items) / longest) if cost.splittable else 1
+    return [
+        Shard(
+            dataset=cost.name,
+            start=start,
+            stop=stop,
+            gpu_seconds=packing.seconds(cost, packing.Piece(0, start, stop)),
+            metric_cpu_seconds=cost.metric_cpu_seconds * (stop - start) / cost.items,
+        )
+        for start, stop in even_parts(cost.items, items, count)
+    ]
 
 
 def _place_of_judge(plan: Plan) -> JudgePlace:
@@ -312,7 +345,7 @@ def first_round(run: Run, plan: Plan, now: float, nodes: Sequence[NodeCapacity] 
             for n in plan.nodes
             if n.name in others
         ],
-        run.shards,
+        [shard for trial in plan.trials for shard in trial.shards],
         ready_seconds=plan.ready_seconds,
         floor_seconds=plan.floor_seconds,
         planned_seconds=plan.estimate.makespan_seconds,

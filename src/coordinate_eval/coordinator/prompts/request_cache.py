@@ -64,7 +64,7 @@ class Built:
     index: DatasetRequests
 
 
-NOT_PROMPTED = {"group", "prior", "items", "splittable", "chance"}
+NOT_PROMPTED = {"group", "prior", "items", "splittable", "chance", "sample"}
 """Fields of a dataset that change nothing in its prompts."""
 
 

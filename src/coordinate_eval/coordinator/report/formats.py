@@ -126,11 +126,10 @@ def model_card(run: Run, results: Mapping[str, Any], scored: Sequence[DatasetRes
     limits = {dataset.limit for dataset in run.suite.datasets} - {None}
     notes += [f"Rated by {name}: {', '.join(each)}." for name, each in _judged(scored).items()]
     notes += ["Some datasets are limited to their first items."] if limits else []
-    if any(dataset.sample is not None for dataset in run.suite.datasets):
-        notes.append("Some scores are those of a random sample of the items.")
     if stopped := results.get("stopped"):
         names = ", ".join(f"{n} ({of['items']} of {of['of_items']})" for n, of in stopped.items())
-        notes.append(f"Stopped early, with a part of the items: {names}.")
+        early = "Stopped early, with a part" if run.against else "With a random sample"
+        notes.append(f"{early} of the items: {names}.")
     return "\n".join([*lines, "", " ".join([f"{about}.", *notes])]) + "\n"
 
 

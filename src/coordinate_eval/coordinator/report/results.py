@@ -10,7 +10,14 @@ from pydantic import Field, ValidationError
 
 from coordinate_eval import __version__, _files
 from coordinate_eval.coordinator.incidents.shown import report_failures
-from coordinate_eval.coordinator.report.main_metric import Score, main_score, metrics
+from coordinate_eval.coordinator.report.main_metric import (
+    Member,
+    Score,
+    higher_is_better,
+    main_score,
+    metrics,
+    why_unlike,
+)
 from coordinate_eval.coordinator.report.missing import build_errors, reasons, why_missing
 from coordinate_eval.coordinator.run.claiming.decided import (
     Compared,
@@ -49,24 +56,43 @@ class Rescored(Record):
 
 
 class AggregateScore(Record):
-    """A weighted mean that the suite defines; null while scores are missing."""
+    """A weighted mean that the suite defines; null while scores are missing, or are unlike."""
 
     value: float | None
     stderr: float | None = None
     datasets: int
     missing: list[str] = Field(default=[])
+    why_not: str = ""
+
+    @property
+    def why_unknown(self) -> str:
+        """Return why there is no value, for people."""
+        return self.why_not or f"not known without {', '.join(self.missing[:5])}"
 
 
 def aggregate_scores(
-    aggregates: Mapping[str, Aggregate], scores: Mapping[str, Score]
+    aggregates: Mapping[str, Aggregate],
+    scores: Mapping[str, Score],
+    results: Mapping[str, DatasetResults],
 ) -> dict[str, AggregateScore]:
     """Return the aggregates of a run, from the main scores of its datasets."""
     known = {name: (score.value, score.stderr) for name, score in scores.items()}
     found = {}
     for name, each in aggregates.items():
-        value, stderr = each.value(known) or (None, None)
+        members = {
+            n: Member(scores[n].metric, scores[n].value, better)
+            for n in each.factors
+            if n in scores
+            for better in [higher_is_better(results[n], scores[n].metric)]
+        }
+        why_not = why_unlike(members)
+        value, stderr = (None if why_not else each.value(known)) or (None, None)
         found[name] = AggregateScore(
-            value=value, stderr=stderr, datasets=len(each.factors), missing=each.missing(known)
+            value=value,
+            stderr=stderr,
+            datasets=len(each.factors),
+            missing=each.missing(known),
+            why_not=why_not,
         )
     return found
 
@@ -110,7 +136,7 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
     }
     mains = {name: main_score(found) for name, found in scored.items()}
     known = {name: main for name, main in mains.items() if main is not None}
-    aggregates = aggregate_scores(run.suite.aggregates, known)
+    aggregates = aggregate_scores(run.suite.aggregates, known, scored)
     compared = last_compared(run_dir, run)
     merged: dict[str, dict[str, Any]] = {part: {} for part in _TABLES}
     for found in with_distinct_names(list(scored.values())):
@@ -118,7 +144,7 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
             merged[part] |= getattr(found, part)
     return {
         "schema": "coordinate-eval/scores@1",
-        "complete": not (missing or used),
+        "complete": not (missing or (used and run.against)),
         **merged,
         "toolchains": {
             name: found.toolchains for name, found in scored.items() if found.toolchains

@@ -6,9 +6,10 @@ Everything is read, nothing is written: whoever looks at a run does not change i
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -21,10 +22,11 @@ from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.report.time_left import seconds_left
 from coordinate_eval.coordinator.run import jobs, supervision
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
-from coordinate_eval.coordinator.run.claiming.decided import stopped
+from coordinate_eval.coordinator.run.claiming.decided import requests_share, stopped
 from coordinate_eval.coordinator.run.claiming.work import (
     all_spans,
     portions_with_questions,
+    request_indexes,
     unbuildable,
 )
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -39,7 +41,7 @@ from coordinate_eval.coordinator.run.records import (
 from coordinate_eval.coordinator.run.rounds import read_rounds
 from coordinate_eval.coordinator.run.starting.create import NEEDS_WATCH, works_on_login
 from coordinate_eval.coordinator.run.supervision import Epoch, latest_epoch
-from coordinate_eval.records import DatasetRequests, Record, Span
+from coordinate_eval.records import Record, Span
 
 
 class Phase(StrEnum):
@@ -100,15 +102,18 @@ class Progress(Record):
 def is_complete(run_dir: RunDir) -> bool:
     """Return whether all results of a run are there."""
     results = read_results(run_dir)
-    return results is not None and bool(results["complete"])
+    return results is not None and bool(results["complete"]) and not _is_wanted(run_dir, results)
 
 
 def is_done(run_dir: RunDir) -> bool:
     """Return whether a run is complete, or ended early because its comparison is decided."""
     results = read_results(run_dir)
-    if results is None or (run_dir.full.exists() and not results["complete"]):
-        return False
-    return results_done(results)
+    return results is not None and results_done(results) and not _is_wanted(run_dir, results)
+
+
+def _is_wanted(run_dir: RunDir, results: Mapping[str, Any]) -> bool:
+    """Return whether items that these results are without are wanted after all."""
+    return run_dir.full.exists() and bool(results.get("stopped"))
 
 
 def has_ended_incomplete(run_dir: RunDir) -> bool:
@@ -143,14 +148,12 @@ def unknown_host(run_dir: RunDir, run: Run, tasks: list[TaskStatus]) -> str:
 
 
 def count_requests(run_dir: RunDir, run: Run) -> int:
-    """Return the number of requests of a planned run, which never changes; else 0."""
+    """Return the number of requests that a planned run has from its beginning; else 0."""
     if not run.planned:
         return 0
-    found = (
-        _files.read_record_if_there(run_dir.requests_index(d.name), DatasetRequests)
-        for d in run.suite.datasets
-    )
-    return sum(index.requests for index in found if index is not None)
+    built = request_indexes(run_dir, run)
+    items = {} if run.against else stopped(run_dir)
+    return round(requests_share(built, items) * sum(index.requests for index in built.values()))
 
 
 def phase_of(run_dir: RunDir, run: Run, tasks: list[TaskStatus] | None, *, silent: bool) -> Phase:
@@ -190,7 +193,7 @@ def progress(
     if not (phase.ended or supervised):  # a supervisor has told what is refused
         detail = "; ".join(filter(None, (detail, *refused_now(run_dir, time.time()))))
     responses = sum(trial.responses for trial in trials.values())
-    whole = run.planned and not undone and not stopped(run_dir)
+    whole = run.planned and not undone and not (run.against and stopped(run_dir))
     responses = requests if whole else min(responses, requests)
     counts = dict(Counter[str](trial.state for trial in now.values()))
     planned = {trial for round_ in current for trial, _ in jobs.trials_of(round_)}

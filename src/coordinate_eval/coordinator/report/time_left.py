@@ -4,6 +4,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
+from coordinate_eval.coordinator.run.claiming.decided import without_withdrawn
 from coordinate_eval.coordinator.run.claiming.work import all_portions, unscored_datasets
 from coordinate_eval.coordinator.run.measurements import measured_pace
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -31,6 +32,7 @@ def seconds_left(
         responded: share of all responses that are there.
         planned: number of trials that the rounds which go on asked for.
     """
+    run = without_withdrawn(run_dir, run)
     programs = sum(1 for span in unanswered if span.dataset not in run.judged)
     left = _without_judge(
         run, trials, begun, undone, programs, _scoring_left(run_dir, run), responded, planned

@@ -78,7 +78,7 @@ class Planned(Record):
     stages: dict[str, list[int]] = Field(
         default={},
         description="dataset → items that are asked by the end of each stage, if it has several. "
-        "Its spans are positions in its `seeded_order` then",
+        "Its spans are positions in its `seeded_order` then. A sample is the first of two",
     )
     portion_seconds: float = Field(
         default=PORTION_SECONDS, description="of a metric, in one portion of its questions"

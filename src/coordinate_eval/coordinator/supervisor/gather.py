@@ -18,6 +18,7 @@ from coordinate_eval.coordinator.incidents.observe import (
 from coordinate_eval.coordinator.incidents.remedies import count_idle_rounds
 from coordinate_eval.coordinator.run import jobs, lease
 from coordinate_eval.coordinator.run.claiming.claims import LEDGERS, Ledger, LedgerName
+from coordinate_eval.coordinator.run.claiming.decided import without_withdrawn
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.claiming.work import (
     all_spans,
@@ -137,7 +138,7 @@ def _rounds(run_dir: RunDir, run: Run, poll: PollFacts, work: WorkFacts) -> Roun
         fruitless_rounds=_count_fruitless(trials),
         most_trials=max(most, default=0),
         ready_seconds=ready_seconds(run, trials, stages),
-        pace=pace(run, trials, work.unpublished, in_work),
+        pace=pace(without_withdrawn(run_dir, run), trials, work.unpublished, in_work),
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from coordinate_eval import _files
 from coordinate_eval._engines import kind_of
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.decided import without_withdrawn
 from coordinate_eval.coordinator.run.jobs import trials_of
 from coordinate_eval.coordinator.run.measurements import (
     EngineStarted,
@@ -150,7 +151,7 @@ def _metric(run_dir: RunDir, run: Run, seen: DatasetSeen) -> Iterator[MetricSeen
     """Yield the seconds of a dataset's answers, over the shards whose answers are all there."""
     ledger = Ledger(run_dir, "answers")
     items, seconds = 0, 0.0
-    for shard in run.shards:
+    for shard in without_withdrawn(run_dir, run).shards:
         if shard.dataset != seen.dataset or ledger.unpublished(portions := run.portions(shard)):
             continue
         items += shard.stop - shard.start

@@ -3,8 +3,8 @@
 `coordinate-eval _score RUN`. As responses and answers are published, a job claims and writes
 
 - the questions of a shard's metric, portion by portion, for metric jobs to answer;
-- the scores of a dataset's first items at each look, and how all datasets compare with those of
-  another run, in a run that goes on until that is decided;
+- the scores of a dataset's first items at each look, of a sample or of a run that goes on until it
+  is decided how all datasets compare with those of another run;
 - rough scores of a dataset's slice, when the slice of the first signal is complete;
 - the results of a dataset, when all of its responses and answers are there, the longest first.
 
@@ -157,7 +157,7 @@ class ScoringJob(Puller):
         name, why = piece.span.dataset, _describe(error)
         if piece.ledger.name == "comparisons":
             raise error
-        if piece.ledger.name == "looks":
+        if piece.ledger.name == "looks" and self._run.against:
             self._store_look(piece.span, PartScores(why_not=why))
         elif piece.ledger.name == "estimates":
             self._store_estimate(name, None, why)

@@ -198,7 +198,7 @@ def _call(
     if command.work is Work.QUESTIONS:
         return Reply(number=number, questions=evaluator.questions(dataset, responses))
     if command.work in (Work.VERDICTS, Work.SAMPLES):
-        noted = evaluator.noted(dataset, responses, answers)
+        noted = evaluator.noted(dataset, responses, answers, part=command.part)
         if command.work is Work.VERDICTS:
             return Reply(number=number, verdicts=[each.verdict() for each in noted])
         return Reply(number=number, samples=[noted[n].logged() for n in command.positions])

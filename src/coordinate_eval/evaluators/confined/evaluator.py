@@ -80,12 +80,13 @@ class Samples:
 
     verdicts: list[LoggedVerdict]
     _loaded: _Loaded
+    _part: bool
 
     def at(self, positions: Sequence[int]) -> Iterator[LoggedSample]:
         """Yield the samples of the verdicts at these positions, in this order."""
         for start in range(0, len(positions), SAMPLES_AT_ONCE):
             page = list(positions[start : start + SAMPLES_AT_ONCE])
-            samples = self._loaded.ask(Work.SAMPLES, positions=page).samples
+            samples = self._loaded.ask(Work.SAMPLES, positions=page, part=self._part).samples
             check_samples(samples, [self.verdicts[n] for n in page], self._loaded.dataset)
             yield from samples
 
@@ -176,13 +177,21 @@ class ConfinedEvaluator:
 
     @contextmanager
     def samples(
-        self, dataset: Dataset, responses: ResponseFiles, answers: AnswerFiles
+        self,
+        dataset: Dataset,
+        responses: ResponseFiles,
+        answers: AnswerFiles,
+        *,
+        part: bool = False,
     ) -> Iterator[Samples]:
-        """Score the whole dataset, and give its samples in the block. Raises as `finish` does."""
+        """Score the dataset, and give its samples in the block. Raises as `finish` does.
+
+        With `part` only some items have responses.
+        """
         with self._loaded(dataset, responses, answers) as loaded:
-            verdicts = loaded.ask(Work.VERDICTS).verdicts
+            verdicts = loaded.ask(Work.VERDICTS, part=part).verdicts
             check_verdicts(verdicts, loaded.names, dataset)
-            yield Samples(verdicts, loaded)
+            yield Samples(verdicts, loaded, part)
 
     @property
     def _is_confined(self) -> bool:

@@ -93,6 +93,7 @@ class Command(Record):
     requests: str = Field(default="", description="new file for what is built")
     index: DatasetRequests | None = Field(default=None, description="of load")
     positions: list[int] = Field(default=[], description="of verdicts: of samples")
+    part: bool = Field(default=False, description="only some items have responses")
 
 
 class LoggedVerdict(Record):

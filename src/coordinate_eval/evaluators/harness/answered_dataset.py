@@ -4,7 +4,7 @@ import copy
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from coordinate_eval.evaluators.harness.prompts.conversation import Conversation
 from coordinate_eval.evaluators.harness.prompts.language_models import Generation, RequestModel
 from coordinate_eval.evaluators.harness.tasks.made_from import RandomStates
 from coordinate_eval.evaluators.harness.tasks.task_loader import LoadedTasks, in_words
-from coordinate_eval.records import Dataset, OwnAnswers, Response, hashed_order
+from coordinate_eval.records import Dataset, OwnAnswers, Response
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Selection:
     """Some documents of a dataset, as arguments of the harness's `evaluate`."""
 
     table: dict[str, Any]
-    samples: dict[str, list[int]]
+    samples: Mapping[str, list[int]]
     recorded: dict[int, list[Any]]
     """The responses by the `id()` of an instance."""
 
@@ -61,8 +61,6 @@ class AnsweredDataset(ABC):
     random_states: RandomStates
     plain_chat: bool
     """True if the checkpoint has no chat template, so that tasks gave their own."""
-    samples: dict[str, list[int]] | None
-    """The documents of each leaf task that are evaluated, None if all are, or the first ones."""
     own_answers: dict[str, OwnAnswers]
     """Leaf tasks whose few-shot examples are evaluated items, or show an item's own answer."""
 
@@ -72,7 +70,6 @@ class AnsweredDataset(ABC):
         self.model = model
         self._dataset = dataset
         self._conversations = {name: Conversation.of(task) for name, task in loaded.tasks.items()}
-        self.samples = samples(dataset, loaded)
 
     @abstractmethod
     def answered(self, responses: Iterable[Response], *, whole: bool) -> Answered:
@@ -84,10 +81,6 @@ class AnsweredDataset(ABC):
     @abstractmethod
     def documents(self) -> Iterator[tuple[str, int, Any]]:
         """Yield task, number and content of each item's document, in item order."""
-
-    def number_of(self, task: str, doc: int) -> int:
-        """Return the number of a document among all of its task: a sample is numbered from 0."""
-        return self.samples[task][doc] if self.samples else doc
 
     def _keep_random_states(self) -> None:
         # Metrics may draw random numbers. Every scoring starts from this state.
@@ -108,12 +101,9 @@ class AnsweredDataset(ABC):
         documents: dict[str, set[int]] = {}
         for ask, _ in answered:
             documents.setdefault(ask.task, set()).add(ask.doc)
-        chosen = {task: sorted(docs) for task, docs in documents.items()}
+        chosen = {task: _Sample(sorted(docs)) for task, docs in documents.items()}
         places = {task: {doc: n for n, doc in enumerate(docs)} for task, docs in chosen.items()}
-        samples = {
-            task: [self.number_of(task, doc) for doc in docs] for task, docs in chosen.items()
-        }
-        tasks = {name: task for name, task in self.loaded.tasks.items() if name in samples}
+        tasks = {name: task for name, task in self.loaded.tasks.items() if name in chosen}
         whole = {name: task.instances for name, task in tasks.items()}
         instances: dict[str, list[Instance]] = {name: [] for name in tasks}
         recorded = {}
@@ -126,7 +116,7 @@ class AnsweredDataset(ABC):
         try:
             for name, task in tasks.items():
                 task._instances = instances[name]
-            yield Selection({**self.loaded.table, "tasks": tasks}, samples, recorded)
+            yield Selection({**self.loaded.table, "tasks": tasks}, chosen, recorded)
         finally:
             for name, task in tasks.items():
                 task._instances = whole[name]
@@ -175,20 +165,6 @@ class _Sample(list[int]):
 
     def __contains__(self, document: object) -> bool:
         return document in self._among
-
-
-def samples(dataset: Dataset, loaded: LoadedTasks) -> dict[str, list[int]] | None:
-    """Return the numbers of the documents that are evaluated, by task; None without a sample.
-
-    The order of a hash decides, so a larger sample has all documents of a smaller one.
-    """
-    if dataset.sample is None:
-        return None
-    found: dict[str, list[int]] = {}
-    for name, task in loaded.tasks.items():
-        count = len(task.eval_docs)
-        found[name] = _Sample(sorted(hashed_order(name, count)[: dataset.in_sample(count)]))
-    return found
 
 
 def generated_texts(answered: Answered) -> Iterator[tuple[str, list[str]]]:

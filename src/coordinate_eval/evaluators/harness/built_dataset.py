@@ -52,8 +52,7 @@ class BuiltDataset(AnsweredDataset):
         for name, task in loaded.tasks.items():
             watch = Watch(task)
             with watch.watching():
-                sample = self.samples[name] if self.samples else None
-                _build_instances(name, task, dataset, self._conversations[name], model, sample)
+                _build_instances(name, task, dataset, self._conversations[name], model)
             if found := watch.found():
                 self.own_answers[name] = found
             self._add(name, task.instances)
@@ -191,7 +190,6 @@ def _build_instances(
     dataset: Dataset,
     conversation: Conversation,
     model: RequestModel,
-    sample: list[int] | None,
 ) -> None:
     chat: Chat | None = None
     if dataset.chat_template and not (conversation.turn_template or model.has_chat_template):
@@ -202,7 +200,6 @@ def _build_instances(
             chat = model.apply_chat_template if has_one else conversation.plain_chat
         task.build_all_requests(
             limit=dataset.limit,
-            samples=sample,
             system_instruction=dataset.system_instruction,
             apply_chat_template=dataset.chat_template,
             fewshot_as_multiturn=dataset.fewshot_as_multiturn,

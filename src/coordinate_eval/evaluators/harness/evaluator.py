@@ -252,7 +252,6 @@ class HarnessEvaluator:
                     ReplayModel({id(ask.instance): given for ask, given in answered}),
                     found.loaded.table,
                     limit=dataset.limit,
-                    samples=found.samples,
                     log_samples=False,
                     confirm_run_unsafe_code=True,
                 )
@@ -306,10 +305,13 @@ class HarnessEvaluator:
                     )
                 names = result_names(dataset, top=found.loaded.top, names=tasks)
                 self._item_scores = items.tables(tasks, dict(zip(tasks, names, strict=True)))
-        _check_answered(dataset, book)
+            _check_answered(dataset, book)
+            judge = self._about_judge(dataset, found, answered)
         count = len({ask.item for ask, _ in answered})
         results = dataset_results(dataset, top=found.loaded.top, items=count, evaluated=evaluated)
-        return results.model_copy(update=_noted(found, book, outputs))
+        if dataset.rubric is not None:
+            results = in_order(results)
+        return results.model_copy(update={"judge": judge, **_noted(found, book, outputs)})
 
     def _tally(self, dataset: Dataset, answered: Answered, read: ReadResponses) -> Outputs | None:
         scripts = self._scripts.get(key_of(dataset), {})
@@ -330,12 +332,17 @@ class HarnessEvaluator:
         return judge_results(judged, dataset.rubric, self._panel)
 
     def noted(
-        self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
+        self,
+        dataset: Dataset,
+        responses: Iterable[Response],
+        answers: Mapping[str, Answer],
+        *,
+        part: bool = False,
     ) -> list[Noted]:
         """Return what the harness notes of each document while it scores the whole dataset.
 
         They are those of its option `--log_samples`, with prompts, in its order. They stay in
-        memory: the next call returns the same.
+        memory: the next call returns the same. With `part` only some items have responses.
 
         Raises as `finish` does.
         """
@@ -344,23 +351,21 @@ class HarnessEvaluator:
             book = NotingBook(answers)
             with harness_session():
                 found = self._kept.built(dataset)
-                answered = found.answered(responses, whole=True)
+                answered = found.answered(responses, whole=not part)
                 found.rewind()
-                tasks = found.loaded.tasks
-                with answered_by(book), own_code(dataset), book.noting(tasks):
-                    evaluated = evaluate(
-                        ReplayModel({id(ask.instance): given for ask, given in answered}),
-                        found.loaded.table,
-                        limit=dataset.limit,
-                        samples=found.samples,
-                        bootstrap_iters=0,
-                        log_samples=True,
-                        confirm_run_unsafe_code=True,
-                    )
+                with found.only(answered) as chosen:
+                    tasks = chosen.table["tasks"]
+                    with answered_by(book), own_code(dataset), book.noting(tasks):
+                        evaluated = evaluate(
+                            ReplayModel(chosen.recorded),
+                            chosen.table,
+                            samples=chosen.samples,
+                            bootstrap_iters=0,
+                            log_samples=True,
+                            confirm_run_unsafe_code=True,
+                        )
             _check_answered(dataset, book)
-            items = {
-                (ask.task, found.number_of(ask.task, ask.doc)): ask.item for ask, _ in answered
-            }
+            items = {(ask.task, ask.doc): ask.item for ask, _ in answered}
             names = result_names(dataset, top=found.loaded.top, names=tasks)
             shown = dict(zip(tasks, names, strict=True))
             self._noted[key] = list(book.noted(evaluated["samples"], items, shown))

@@ -68,8 +68,7 @@ class UnbuiltDataset(AnsweredDataset):
         self._places: list[tuple[str, int, Any]] = []
         self._generations: dict[str, Generation] = {}
         for name, task in loaded.tasks.items():
-            sample = self.samples[name] if self.samples else None
-            documents = task.doc_iterator(limit=dataset.limit, samples=sample)
+            documents = task.doc_iterator(limit=dataset.limit)
             self._places += [(name, doc, document) for doc, document in documents]
         self.items = len(self._places)
         self._keep_random_states()

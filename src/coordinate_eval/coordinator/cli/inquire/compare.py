@@ -23,6 +23,7 @@ from coordinate_eval.coordinator.history.series import series
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of, training_of
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.results import read_results
+from coordinate_eval.coordinator.run.claiming.decided import in_part
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.errors import UserError
@@ -85,7 +86,7 @@ def _print(found: Comparison) -> None:
     heads = _labels(found.first, found.second)
     for label, side in zip(heads, (found.first, found.second), strict=True):
         partial = "" if side.complete else ", not all results are there"
-        partial = f", stopped early: {side.decided}" if side.decided else partial
+        partial = f", {in_part(side.decided)}" if side.decided else partial
         out(f"{label}: {side.checkpoint} (run {side.run}{partial})")
     where = table_console()
     where.print(_table(heads, found.datasets, "dataset"))
@@ -186,7 +187,8 @@ def show_gate(
         return _STATUS[said]
     table_console().print(_findings_table(findings))
     if row.decided:
-        say(f"its scores are of a part of the items, because it stopped early: {row.decided}")
+        because = in_part(row.decided).replace("stopped", "because it stopped", 1)
+        say(f"its scores are of a part of the items, {because}")
     out(f"{said}: {run.checkpoint.path}")
     return _STATUS[said]
 

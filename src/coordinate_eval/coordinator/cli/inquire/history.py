@@ -37,6 +37,7 @@ from coordinate_eval.coordinator.history.series import (
 )
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.results import read_results
+from coordinate_eval.coordinator.run.claiming.decided import in_part
 from coordinate_eval.errors import CoordinateError, UserError
 
 
@@ -319,7 +320,7 @@ def _print(found: Series, columns: Sequence[Column], wanted: Wanted, settings: S
             out(f"{each.name:<{width}}  {sparkline(curve)}")
     for row in found.rows:
         if row.decided:
-            out(f"{_step(row)}: stopped early: {row.decided}")
+            out(f"{_step(row)}: {in_part(row.decided)}")
     if lacking := [row for row in found.rows if row.missing]:
         count = sum(len(row.missing) for row in lacking)
         out(

@@ -243,7 +243,7 @@ def _row(
     silent = run.nonce in tasks and known is None
     phase = state.phase_of(run_dir, run, known, silent=silent)
     scored = _files.names(run_dir.results_folder)
-    used = stopped(run_dir) if run.against else {}
+    used = stopped(run_dir) if run.stages else {}
     hooks = hook_ends(run_dir) if phase.ended else {}
     row: dict[str, Any] = {
         "run": run.id,
@@ -254,7 +254,9 @@ def _row(
         **{hook: hooks[hook].words if hook in hooks else "" for hook in HOOKS},
         "datasets": len(run.suite.datasets),
         "datasets_scored": sum(
-            1 for d in run.suite.datasets if f"{d.name}.json" in scored or d.name in used
+            1
+            for d in run.suite.datasets
+            if f"{d.name}.json" in scored or (d.name in used and read_dataset(run_dir, d.name))
         ),
         "created": run.created,
         "age_seconds": max(0.0, time.time() - run.created),

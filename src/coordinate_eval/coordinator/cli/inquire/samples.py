@@ -34,7 +34,7 @@ from coordinate_eval.coordinator.report.results import (
     read_results,
 )
 from coordinate_eval.coordinator.report.samples import Card, Shown
-from coordinate_eval.coordinator.run.claiming.decided import stopped
+from coordinate_eval.coordinator.run.claiming.decided import stopped, without_withdrawn
 from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
@@ -169,19 +169,17 @@ def _reading(run_dir: RunDir, wanted: Wanted) -> Iterator[_Read]:
             f"dataset {dataset.name!r} of run {run.id} is not scored yet; `coordinate-eval status "
             f"{run.id}` shows which are"
         )
-    if dataset.name in stopped(run_dir):
-        raise UserError(
-            f"dataset {dataset.name!r} of run {run.id} was stopped after {results.items:,} items: "
-            f"`coordinate-eval resume {run.id} --full` asks the others, and then all are shown"
-        )
     index = _files.read_record(run_dir.requests_index(dataset.name), DatasetRequests)
-    shards = [shard for shard in run.shards if shard.dataset == dataset.name]
+    shards = [
+        shard for shard in without_withdrawn(run_dir, run).shards if shard.dataset == dataset.name
+    ]
+    part = dataset.name in stopped(run_dir)
     responses, answers = response_files(run_dir, shards), answer_files(run_dir, run, shards)
     with (
         working_in(str(work_folder(run_dir))),
         tempfile.TemporaryFile() as log,
         start_evaluator(run_dir, run, {dataset.name: index}, log) as evaluator,
-        evaluator.samples(dataset, responses, answers) as samples,
+        evaluator.samples(dataset, responses, answers, part=part) as samples,
     ):
         shown = choice.shown_verdicts(samples.verdicts, results, wanted.metric)
         if wanted.metric is not None and not shown:

@@ -32,7 +32,7 @@ from coordinate_eval.coordinator.report.results import (
     with_distinct_names,
 )
 from coordinate_eval.coordinator.report.warnings import warnings
-from coordinate_eval.coordinator.run.claiming.decided import why_stopped
+from coordinate_eval.coordinator.run.claiming.decided import in_part, why_stopped
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import UserError
@@ -144,18 +144,24 @@ def _row(run_dir: RunDir, run: Run, metric: str | None) -> dict[str, Any]:
         "scores": {name: score._asdict() for name, score in scores.items() if score is not None},
         "judges": {name: judged(results) for name, results in found.items() if results.judge},
         "warnings": [line for results in found.values() for line in warnings(results)],
+        "results": found,
     }
 
 
 def _aggregates(row: dict[str, Any], suite: Suite | None) -> dict[str, dict[str, Any]]:
     scores = {name: Score(**score) for name, score in row["scores"].items()}
-    found = aggregate_scores(suite.aggregates, scores) if suite is not None else {}
+    results = row.pop("results")
+    found = aggregate_scores(suite.aggregates, scores, results) if suite is not None else {}
     return {name: each.model_dump() for name, each in found.items()}
 
 
 def _not_known(rows: Sequence[dict[str, Any]], aggregates: Sequence[str]) -> Iterator[str]:
     """Yield which aggregates cannot be told of which runs, and why."""
     for name in aggregates:
+        there = (row["aggregates"][name] for row in rows if name in row["aggregates"])
+        if why := next((each["why_not"] for each in there if each["why_not"]), ""):
+            yield f"{name} is left out: {why}"
+            continue
         lacking = [row["aggregates"][name]["missing"] for row in rows if name in row["aggregates"]]
         if any(lacking):
             shown = ", ".join(list(dict.fromkeys(n for each in lacking for n in each))[:5])
@@ -199,7 +205,7 @@ def _markdown(rows: Sequence[dict[str, Any]], datasets: Sequence[str]) -> str:
     )
     for row in rows:
         if row["decided"]:
-            text += f"\n{_label(row, rows)}: stopped early: {row['decided']}\n".replace("*", "\\*")
+            text += f"\n{_label(row, rows)}: {in_part(row['decided'])}\n".replace("*", "\\*")
     if not all(row["complete"] or row["decided"] for row in rows):
         text += f"\n\\{INCOMPLETE} not all results are there\n"
     return text
@@ -224,7 +230,7 @@ def _print(rows: Sequence[dict[str, Any]], datasets: Sequence[str], settings: Se
         console.print(table)
     for row in rows:
         if row["decided"]:
-            out(f"{_label(row, rows)}: stopped early: {row['decided']}")
+            out(f"{_label(row, rows)}: {in_part(row['decided'])}")
         for warning in row["warnings"]:
             out(warning if len(rows) == 1 else f"{_label(row, rows)}: {warning}", "yellow")
     if not all(row["complete"] or row["decided"] for row in rows):

@@ -34,7 +34,11 @@ from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.report.time_ledger import TimeLedger, read_time_ledger
 from coordinate_eval.coordinator.run import jobs, supervision
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
-from coordinate_eval.coordinator.run.claiming.decided import last_compared, stopped
+from coordinate_eval.coordinator.run.claiming.decided import (
+    last_compared,
+    stopped,
+    without_withdrawn,
+)
 from coordinate_eval.coordinator.run.claiming.work import unscored_datasets
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import HOOKS, JudgeProgress, Run, hook_ends, read_run
@@ -195,15 +199,15 @@ def _poll(run: Run) -> tuple[list[TaskStatus] | None, str, bool]:
 
 
 def _datasets(run_dir: RunDir, run: Run) -> dict[str, dict[str, Any]]:
-    outputs = Ledger(run_dir, "outputs")
-    undone = outputs.unpublished(s.span for s in run.shards)
+    outputs, asked = Ledger(run_dir, "outputs"), without_withdrawn(run_dir, run)
+    undone = outputs.unpublished(s.span for s in asked.shards)
     begun = {each.span.dataset for each in outputs.open_claims(undone)}
     left = {d.name for d in unscored_datasets(run_dir, run)}
     held = Ledger(run_dir, "results").open_claims(map(whole, left))
     being_scored = {each.span.dataset for each in held}
     datasets, used = {}, stopped(run_dir)
     for dataset in run.suite.datasets:
-        shards = sum(1 for s in run.shards if s.dataset == dataset.name)
+        shards = sum(1 for s in asked.shards if s.dataset == dataset.name)
         lacking = sum(1 for s in undone if s.dataset == dataset.name)
         word = "running" if lacking else "to be scored"
         if dataset.name in being_scored:
@@ -212,7 +216,8 @@ def _datasets(run_dir: RunDir, run: Run) -> dict[str, dict[str, Any]]:
             word = "waiting" if run.planned else _before_plan(run_dir, dataset.name)
         if dataset.name not in left:
             failed = run_dir.dataset_error(dataset.name).exists()
-            word = "failed" if failed else "stopped" if dataset.name in used else "scored"
+            ended = "stopped" if run.against and dataset.name in used else "scored"
+            word = "failed" if failed else ended
         found = results.read_dataset(run_dir, dataset.name)
         score = main_score(found) if found else None
         datasets[dataset.name] = {

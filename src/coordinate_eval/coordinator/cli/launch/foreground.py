@@ -28,7 +28,11 @@ from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs, supervision
-from coordinate_eval.coordinator.run.claiming.decided import Compared
+from coordinate_eval.coordinator.run.claiming.decided import (
+    Compared,
+    why_stopped,
+    without_withdrawn,
+)
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.run.starting.create import Supervised
@@ -111,7 +115,7 @@ class Display:
         )
         if known.left_seconds is not None:
             times += f", about {whole_duration(known.left_seconds)} left"
-        what = f"{known.phase}: {summary(self._run, facts)}"
+        what = f"{known.phase}: {summary(without_withdrawn(self._dir, self._run), facts)}"
         if known.phase in (Phase.WAITING, Phase.SCORING) and known.detail:
             what = "; ".join([what, *(supervision.all_in_words(facts.tasks) or [known.detail])])
         return what, times
@@ -220,6 +224,8 @@ def show_results(run_dir: RunDir, *, as_json: bool) -> int:
             out(line, "yellow")
         if (compared := results["compared"]) is not None:
             out(Compared.model_validate(compared).words)
+        elif results["stopped"]:
+            out(why_stopped(run_dir))
         if not report.is_done(results):
             for line in reasons_why_stopped(run_dir):
                 out(line, "red")

@@ -21,6 +21,7 @@ from coordinate_eval.coordinator.inputs.folders import working_in
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.run import jobs, lease, supervision
+from coordinate_eval.coordinator.run.claiming.decided import in_part, why_stopped
 from coordinate_eval.coordinator.run.own import work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
@@ -49,31 +50,26 @@ def resume_run(
 
     With `asked_again` nobody has typed `resume`: the run's checkpoint was named once more, perhaps
     by cron. Why the run stopped is said first, and after `resumes.MOST_TRIES` such tries without
-    progress nothing more is submitted. With `full` a run that was decided early asks what is left.
-    Of the `settings` those of the judge count, if it moved.
+    progress nothing more is submitted. With `full` a run that was decided early, or that has a
+    sample, asks what is left. Of the `settings` those of the judge count, if it moved.
 
     Raises:
         CoordinateError: there were too many tries, or somebody holds the supervisor's job.
         UserError: the key of the judge is not there, or `full` is asked of another run.
     """
     run = read_run(run_dir)
-    if full and not run.against:
-        raise UserError(
-            f"run {run.id} has no --until-decided, so nothing was withdrawn from it: leave out "
-            "--full. The whole of a sample or a part is a run of its own: evaluate "
-            f"{run.checkpoint.path} without --precision, --limit and --only"
-        )
-    if state.is_complete(run_dir):
-        say(f"run {run.id} is already complete")
-        return show_results(run_dir, as_json=as_json)
     if full:
+        _check_full(run)
         _files.write(run_dir.full, "")
     if state.is_done(run_dir):
-        name = name_for_commands(run_dir, run, run.settings)
-        say(
-            f"run {run.id} ended early, because its comparison was decided: "
-            f"`coordinate-eval resume {name} --full` asks the items that are left"
-        )
+        words = "is already complete"
+        if why := why_stopped(run_dir):
+            name = name_for_commands(run_dir, run, run.settings)
+            words = (
+                f"has the scores of a part of the items ({in_part(why)}): "
+                f"`coordinate-eval resume {name} --full` asks those that are left"
+            )
+        say(f"run {run.id} {words}")
         return show_results(run_dir, as_json=as_json)
     run = _with_judge(run_dir, run, settings.judge)
     cluster = clusters.by_name(run.cluster, run.settings)
@@ -110,6 +106,25 @@ def resume_run(
         say_windows(run)
         announce(run_dir, run, start_supervisor(run_dir, run, cluster), as_json=as_json)
     return 0
+
+
+def _check_full(run: Run) -> None:
+    """Check that a run can be asked in full.
+
+    Raises:
+        UserError: nothing was withdrawn from it, or it only scores what another run has asked.
+    """
+    if run.rescores:
+        raise UserError(
+            f"run {run.id} only scores the responses of {run.rescores} again: resume that one with "
+            "--full, and rescore it"
+        )
+    if not run.against and all(dataset.sample is None for dataset in run.suite.datasets):
+        raise UserError(
+            f"run {run.id} has no --until-decided and no --precision, so nothing was withdrawn "
+            "from it: leave out --full. The whole of a part is a run of its own: evaluate "
+            f"{run.checkpoint.path} without --limit and --only"
+        )
 
 
 def supervise_from_here(settings: Settings) -> list[str]:

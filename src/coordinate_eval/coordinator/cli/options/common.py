@@ -19,7 +19,8 @@ Full = Annotated[
     option(
         WHAT,
         "",
-        "Ask also what is left of a run that --until-decided has ended early.",
+        "Ask also what is left of a run that --until-decided has ended early, or of a sample "
+        "(--precision).",
         "--full",
     ),
 ]

@@ -152,8 +152,12 @@ class Ledger:
             case "outputs" | "questions" | "answers":
                 return span.start >= used.get(span.dataset, math.inf)
             case "results":
-                return span.dataset in used
-            case "looks" | "comparisons":
+                look = Span(span.dataset, 0, used.get(span.dataset, 0))
+                return span.dataset in used and self.run.published("looks", look).exists()
+            case "looks":
+                over = self.run.decided.exists() and span.stop != used.get(span.dataset)
+                return over or self.run.full.exists()
+            case "comparisons":
                 return self.run.decided.exists() or self.run.full.exists()
             case _:
                 return False

@@ -1,11 +1,15 @@
-"""Comparisons while a run goes on, and the decision that ends it early: `decided.json`.
+"""Runs that ask a part of their items first, and what tells them that it is enough: `decided.json`.
 
-With `--until-decided` datasets are asked in stages. A look is the scores of a dataset at the end of
-one of its stages; a comparison takes the looks of all datasets. The first comparison that decides
-withdraws all later stages: nobody claims their shards any more, and their datasets are done. The
-file `full` takes that back for good. Nothing is removed, so whoever dies in between does no harm.
+Datasets are asked in stages, which are ranges of one random order. A look is the scores of a
+dataset at the end of one of its stages. With `--until-decided` there are several, and a comparison
+takes the looks of all datasets; the first one that decides is `decided.json`. A sample is the first
+of two stages, and its `decided.json` is there when the run is planned. It withdraws all later
+stages: nobody claims their shards any more, and their datasets are done with the scores of a look.
+The file `full` takes that back for good. Nothing is removed, so whoever dies in between does no
+harm.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -15,9 +19,18 @@ from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.records import DatasetItems, DatasetResults, Record, Span, schema
+from coordinate_eval.records import (
+    DatasetItems,
+    DatasetRequests,
+    DatasetResults,
+    Record,
+    Span,
+    schema,
+)
 
 Verdict = Literal["better", "worse", "no difference", ""]
+
+_SAMPLE = "a sample of "
 
 
 class PartScores(Record):
@@ -29,12 +42,17 @@ class PartScores(Record):
 
 
 class Compared(Record):
-    """`comparisons/<number>.json`, and `decided.json`: a comparison of all datasets at a look."""
+    """`comparisons/<number>.json`, and `decided.json`: a comparison of all datasets at a look.
+
+    Of a sample, with which nothing is compared, it only says which items are used.
+    """
 
     schema_: Literal["coordinate-eval/compared@1"] = schema("coordinate-eval/compared@1")
 
     number: int = Field(description="of the look, from 1")
-    previous: str = Field(description="id of the run that is compared with")
+    previous: str = Field(
+        default="", description="id of the run that is compared with; empty: a sample"
+    )
     verdict: Verdict = Field(default="", description="on this run's mean; empty: not decided yet")
     datasets: int = Field(default=0, description="in the mean")
     first: float | None = Field(default=None, description="mean of the other run")
@@ -59,6 +77,8 @@ class Compared(Record):
     @property
     def words(self) -> str:
         """Return what was found, for people."""
+        if not self.previous:
+            return f"{_SAMPLE}{self.requests_share:.0%} of the requests"
         if self.difference is None or self.stderr is None:
             return f"cannot be compared with {self.previous}: {self.why_not}"
         said = {"better": "better than", "worse": "worse than"}.get(self.verdict, "")
@@ -70,15 +90,43 @@ class Compared(Record):
         )
 
 
+def sample(run: Run, built: Mapping[str, DatasetRequests]) -> Compared | None:
+    """Return the `decided.json` of a planned run that samples some of its datasets, else None."""
+    if not run.stages or run.against:
+        return None
+    items = {name: ends[0] for name, ends in run.stages.items()}
+    return Compared(
+        number=1,
+        items=items,
+        of_items={name: ends[-1] for name, ends in run.stages.items()},
+        requests_share=requests_share(built, items),
+    )
+
+
+def requests_share(built: Mapping[str, DatasetRequests], items: Mapping[str, int]) -> float:
+    """Return the part of all requests that are used, if these are the items that are used of some.
+
+    Args:
+        built: the indexes of all datasets.
+        items: how many items are used, of datasets of which not all are.
+    """
+    every = sum(index.requests for index in built.values())
+    asked = sum(
+        index.requests * items.get(name, index.items) / max(1, index.items)
+        for name, index in built.items()
+    )
+    return asked / max(1, every)
+
+
 def decided(run_dir: RunDir) -> Compared | None:
-    """Return the comparison that ended a run early; None without one, or if it goes on in full."""
+    """Return what ended a run early; None without it, or if the run goes on in full."""
     if run_dir.full.exists():
         return None
     return _files.read_record_if_there(run_dir.decided, Compared)
 
 
 def stopped(run_dir: RunDir) -> Mapping[str, int]:
-    """Return the datasets whose later stages are withdrawn, and how many items they have used.
+    """Return the datasets whose later stages are withdrawn, and how many items they use.
 
     Datasets that had all of their results by then are none of these.
     """
@@ -93,6 +141,20 @@ def why_stopped(run_dir: RunDir) -> str:
     return found.words if found is not None and stopped(run_dir) else ""
 
 
+def in_part(why: str) -> str:
+    """Return in a sentence what `why_stopped` has told."""
+    return why if why.startswith(_SAMPLE) else f"stopped early: {why}"
+
+
+def without_withdrawn(run_dir: RunDir, run: Run) -> Run:
+    """Return a run without the shards that are withdrawn."""
+    used = stopped(run_dir)
+    if not used:
+        return run
+    kept = [shard for shard in run.shards if shard.start < used.get(shard.dataset, math.inf)]
+    return run.model_copy(update={"shards": kept})
+
+
 def look_span(run: Run, dataset: str, number: int) -> Span | None:
     """Return the items of a dataset that a look takes, numbered from 1; None for all."""
     ends = run.stages.get(dataset, [])
@@ -105,7 +167,9 @@ def count_looks(run: Run) -> int:
 
 
 def last_compared(run_dir: RunDir, run: Run) -> Compared | None:
-    """Return what ended a run early, or else its last comparison so far."""
+    """Return the comparison that ended a run early, or else its last one so far."""
+    if not run.against:
+        return None
     found = _files.read_record_if_there(run_dir.decided, Compared)
     for number in range(count_looks(run), 0, -1):
         found = found or _files.read_record_if_there(run_dir.comparison(number), Compared)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, LedgerName, own_task, whole
-from coordinate_eval.coordinator.run.claiming.decided import count_looks, look_span
+from coordinate_eval.coordinator.run.claiming.decided import count_looks, look_span, stopped
 from coordinate_eval.coordinator.run.claiming.pullers import LEDGERS_OF, Pullers, works_on
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
@@ -58,7 +58,8 @@ def all_spans(run: Run, ledger: LedgerName) -> list[Span]:
             spans = (look_span(run, name, number) for number in numbers for name in run.stages)
             return [span for span in spans if span is not None]
         case "comparisons":
-            return [whole(str(number)) for number in range(1, count_looks(run))]
+            looks = range(1, count_looks(run)) if run.against else ()
+            return [whole(str(number)) for number in looks]
 
 
 def all_portions(run: Run) -> list[Span]:
@@ -95,6 +96,7 @@ def _scorable(run_dir: RunDir, run: Run) -> dict[LedgerName, list[Span]]:
 
     Datasets whose scoring takes longest come first.
     """
+    used = stopped(run_dir)  # first: what is withdrawn below may be wanted in full from now on
     unscored = {dataset.name for dataset in unscored_datasets(run_dir, run)}
     shards = [shard for shard in run.shards if shard.dataset in unscored]
     undone = set(Ledger(run_dir, "outputs").unpublished(shard.span for shard in shards))
@@ -124,7 +126,10 @@ def _scorable(run_dir: RunDir, run: Run) -> dict[LedgerName, list[Span]]:
         "looks": looks,
         "comparisons": _comparable(run_dir, run, unscored),
         "estimates": complete([shard for shard in shards if shard.signal]),
-        "results": sorted(complete(shards), key=lambda s: -run.score_seconds.get(s.dataset, 0.0)),
+        "results": sorted(
+            (span for span in complete(shards) if span.dataset not in used),
+            key=lambda s: -run.score_seconds.get(s.dataset, 0.0),
+        ),
     }
 
 

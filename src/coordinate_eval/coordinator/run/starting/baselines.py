@@ -5,6 +5,7 @@ from pathlib import Path
 
 from coordinate_eval import _files, _user_files
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.decided import without_withdrawn
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import UserError
@@ -100,7 +101,11 @@ def _of_run(run_dir: RunDir, dataset: Dataset) -> Iterator[BaselineAnswer]:
     for line in _files.lines(run_dir.requests(dataset.name)):
         item = ItemRequests.model_validate_json(line)
         stops[item.item] = item.requests[0].stop
-    spans = [shard.span for shard in other.shards if shard.dataset == dataset.name]
+    spans = [
+        shard.span
+        for shard in without_withdrawn(run_dir, other).shards
+        if shard.dataset == dataset.name
+    ]
     for span in sorted(set(spans) - set(Ledger(run_dir, "outputs").unpublished(spans))):
         for line in _files.lines(run_dir.published("outputs", span)):
             response = Response.model_validate_json(line)

@@ -20,7 +20,7 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs import judge
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
-from coordinate_eval.coordinator.run.claiming.decided import stopped
+from coordinate_eval.coordinator.run.claiming.decided import stopped, without_withdrawn
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, portion_seconds, write_planned, write_run
 from coordinate_eval.coordinator.run.starting import baselines
@@ -47,9 +47,10 @@ _PLACES = (
 
 
 def answered_datasets(run_dir: RunDir, run: Run) -> list[str]:
-    """Return the datasets to which all responses are there."""
+    """Return the datasets to which all responses are there, or all of their sample."""
     left = Ledger(run_dir, "outputs").unpublished(shard.span for shard in run.shards)
-    lacking = {span.dataset for span in left} | stopped(run_dir).keys()
+    lacking = {span.dataset for span in left}
+    lacking |= stopped(run_dir).keys() if run.against else set()
     return [name for name in {shard.dataset: 0 for shard in run.shards} if name not in lacking]
 
 
@@ -73,7 +74,8 @@ def rescoring(run_dir: RunDir, run: Run, suite: Suite, settings: Settings) -> Ru
     lacking = [dataset.name for dataset in suite.datasets if dataset.name not in there]
     names = {dataset.name for dataset in kept}
     ids = (f"{run.id}-rescored-{n}" for n in itertools.count(1))
-    shards = [shard for shard in run.shards if shard.dataset in names]
+    shards = [shard for shard in without_withdrawn(run_dir, run).shards if shard.dataset in names]
+    sampled = names & stopped(run_dir).keys()
     asked = sum(shard.metric_cpu_seconds for shard in shards if shard.dataset in run.asks)
     update = _places(settings, run.settings) | {
         "metrics": settings.metrics,
@@ -90,7 +92,7 @@ def rescoring(run_dir: RunDir, run: Run, suite: Suite, settings: Settings) -> Ru
             "settings": run.settings.model_copy(update=update),
             "left_out": run.left_out | dict.fromkeys(lacking, "not all of its responses are there"),
             "against": "",
-            "stages": {},
+            "stages": {name: ends for name, ends in run.stages.items() if name in sampled},
             "rescores": str(run_dir.root),
             "asks": [name for name in run.asks if name in names],
             "judged": [name for name in run.judged if name in names],
@@ -122,6 +124,8 @@ def create_rescoring(run_dir: RunDir, run: Run, made: Run) -> RunDir:
             baselines.write(new, made)
         elif run_dir.baselines_folder.exists():
             shutil.copytree(run_dir.baselines_folder, new.baselines_folder)
+        if made.stages:
+            os.link(run_dir.decided, new.decided)
         write_run(new, made)
         write_planned(new, made)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.run.claiming.decided import without_withdrawn
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Planned, Run
 from coordinate_eval.errors import CoordinateError
@@ -47,12 +48,14 @@ def compact(run_dir: RunDir, run: Run) -> Compacted:
         OSError: storage fails. Nothing is removed that is not in a merged file.
     """
     before = sum(1 for _ in _span_files(run_dir, run))
-    groups = list(_groups(run_dir, run))
+    groups = list(_groups(run_dir, without_withdrawn(run_dir, run)))
     shards = [_merged(group) for group in groups]
     # Each shard with questions has one portion of them then.
     longest = max((shard.metric_cpu_seconds for shard in shards), default=0.0)
     update = {"shards": shards, "portion_seconds": max(run.portion_seconds, longest)}
     new = run.model_copy(update=update)
+    there = {shard for group in groups for shard in group}
+    withdrawn = [shard for shard in run.shards if shard not in there]
     for group, shard in zip(groups, shards, strict=True):
         for ledger in LEDGERS:
             parts = _parts(run, ledger, group)
@@ -61,7 +64,8 @@ def compact(run_dir: RunDir, run: Run) -> Compacted:
                     paths = [_path(run_dir, ledger, part) for part in parts]
                     _merge(paths, _path(run_dir, ledger, whole))
     if new.shards != run.shards or new.portion_seconds != run.portion_seconds:
-        planned = new.model_dump_json(include=set(Planned.model_fields), indent=1)
+        kept = new.model_copy(update={"shards": [*shards, *withdrawn]})
+        planned = kept.model_dump_json(include=set(Planned.model_fields), indent=1)
         _files.write(run_dir.planned, planned + "\n")
     _remove_others(run_dir, new)
     return Compacted(before, sum(1 for _ in _span_files(run_dir, new)))

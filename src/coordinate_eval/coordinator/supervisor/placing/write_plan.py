@@ -25,6 +25,7 @@ from coordinate_eval.coordinator.planning.plan_run import (
     queued_nodes,
     with_plan,
 )
+from coordinate_eval.coordinator.run.claiming.decided import sample
 from coordinate_eval.coordinator.run.claiming.work import unbuildable
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, Run, read_run, write_planned
@@ -85,6 +86,8 @@ def write_plan(run_dir: RunDir, run: Run, cluster: Cluster, now: float, others: 
     path = run_dir.first_round(plan.digest)
     round_ = _files.read_record_if_there(path, Round) or first_round(planned, plan, now)
     _files.create(run_dir.round(0), round_.model_dump_json(by_alias=True, indent=1) + "\n")
+    if (sampled := sample(planned, built)) is not None:
+        _files.create(run_dir.decided, sampled.model_dump_json(by_alias=True, indent=1) + "\n")
     write_planned(run_dir, planned)
     path.unlink(missing_ok=True)
     return read_run(run_dir)
