@@ -143,7 +143,7 @@ def results_table(results: dict[str, Any]) -> Table:
         for name, value, error in metrics(entry):
             samples = results["n_samples"].get(task, {})
             items = str(samples.get("effective", ""))
-            if items and task in stopped:
+            if items and stopped and samples["effective"] != samples.get("original"):
                 items += f" of {samples.get('original', '')}"
             shown.add_row(
                 escape(task) if first else "",

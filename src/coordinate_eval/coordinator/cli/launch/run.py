@@ -84,6 +84,8 @@ def start_run(
             f"cluster file {settings.cluster} is only a description of a cluster: "
             "add --dry-run to plan on it"
         )
+    # The working directory changes below.
+    run_dir = run_dir.absolute() if run_dir is not None else None
     root = root_of(inputs, run_dir)
     found_run = existing(root, inputs.checkpoint, inputs.suite, settings)
     if found_run is not None:
