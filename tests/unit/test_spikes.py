@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from benchmarks._loss_curves import RIGHT, WRONG, curve
@@ -53,6 +54,22 @@ def test_a_divergence_is_found_at_any_scale_and_interval(every: int, scale: floa
 
     assert abs(found.onset - start) <= 50
     assert found.before < found.onset and found.kind == "divergence"
+
+
+@pytest.mark.parametrize(("every", "bad", "onset"), [(1, 60, 501), (1, 40, None), (10, 60, 501)])
+def test_gradients_that_stay_no_numbers_are_found_although_the_loss_is_one(
+    every: int, bad: int, onset: int | None
+) -> None:
+    points = [
+        replace(each, gradient_norm=math.nan if 500 < each.step <= 500 + bad else 1.0)
+        for each in training(every=every)
+    ]
+    during = follow([each for each in points if each.step <= 500 + bad])
+    assert (during.open and during.open.onset) == onset
+    after = follow(points)
+    assert after.open is None and len(after.found) == (onset is not None)
+    never = [replace(each, gradient_norm=math.nan) for each in points]
+    assert follow(never).open is None
 
 
 def test_a_plateau_after_a_jump_is_found_where_it_begins() -> None:

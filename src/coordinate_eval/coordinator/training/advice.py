@@ -162,13 +162,18 @@ def _why_on(spike: Spike | None) -> tuple[str, ...]:
 
 
 def _told(spike: Spike) -> list[str]:
+    lasted = plural(spike.last - spike.onset + 1, "step")
+    if spike.kind == "no gradient":
+        said = (
+            f"no norm of the gradients is a finite number since step {spike.onset:,}, for {lasted}"
+        )
+        return [f"{said}, so that nothing is learned: the loss is {spike.peak:.4g}"]
     words = {
         "divergence": "rises",
         "plateau": "stays up",
         "spike": "stays up",
         "not a number": "is not a finite number",
     }[spike.kind]
-    lasted = plural(spike.last - spike.onset + 1, "step")
     peak = "" if spike.kind == "not a number" else f", {spike.peak:.4g} at most,"
     found = [
         f"the loss was {spike.level:.4g} until step {spike.before:,}, and {words}{peak} since "

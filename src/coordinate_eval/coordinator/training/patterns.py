@@ -35,7 +35,7 @@ _OTHERS = re.compile(  # what comes before the losses of anything but the traini
     r"""(?:\b|_)(?:val|eval|valid|validation|test|dev|aux|z|mtp(?:[_ ]\d{1,3})?|per)"""
     r"""["']?\s?(?:[:=]\s?\{\s?)?["']?$"""
 )
-_BETWEEN = r"""["']?\s{0,20}[:=]?\s{0,20}["']?"""
+_BETWEEN = r"""["']?\s{0,20}[:=]?\s{0,20}(?:["'\[]|tensor\()?"""
 _COUNT = re.compile(_BETWEEN + r"(\d{1,3}(?:,\d{3})+|\d{1,15})(?:\.0{1,9})?(?!\w|[.,]\d)")
 _OF = re.compile(r"\s{0,20}(?:/|of\s)\s{0,20}(\d{1,3}(?:,\d{3})+|\d{1,15})(?!\w|[.,]\d)")
 _TOTAL = ("total_steps", "max_steps", "total_iterations", "total_iters", "train_iters", "num_steps")
@@ -47,10 +47,15 @@ _NUMBER = re.compile(
     r"|\.\d{1,30}|nan|inf(?:inity)?))(?!\w)"
 )
 _BAR = re.compile(  # of tqdm, with Lightning's epoch; of rich
-    r"^\s{0,8}(?:epoch\s(\d{1,9})[:,][^|]{0,80})?\s{0,8}\d{1,3}%\|[^|]{0,400}\|\s{0,20}"
+    r"^\s{0,8}(?:epoch\s(\d{1,9})(?:/\d{1,9})?[:,][^|]{0,80})?\s{0,8}\d{1,3}%\|[^|]{0,400}\|\s{0,20}"
     r"(\d{1,12})/(\d{1,12})\s\["
     r"|^\s{0,8}epoch\s(\d{1,9})/\S{1,12}\s{1,8}[━╸╺─ ]{1,200}(\d{1,12})/(\d{1,12})\s"
 )
+
+_DESCRIBED = re.compile(
+    r"^(?!.{0,80}epoch)[^|%]{1,80}:\s{0,8}(?=\d{1,3}%\|.{0,999}\b(?:train_)?loss[=:])"
+)
+"""What tqdm writes before a bar; other bars than the training's have no loss behind them."""
 
 
 class Pattern(BaseModel):
@@ -126,7 +131,7 @@ def bar_in(line: str) -> tuple[int, int] | None:
 
     Lightning's bar begins again with each epoch. All epochs are as long as the present one.
     """
-    if (match := _BAR.search(line)) is None:
+    if (match := _BAR.search(_DESCRIBED.sub("", line))) is None:
         return None
     epoch, step, total = (
         int(part or 0) for part in (match.groups()[:3] if match[2] else match.groups()[3:])

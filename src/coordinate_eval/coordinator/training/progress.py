@@ -335,6 +335,8 @@ class _Reader:
         self._step, self._values, self._written = None, {}, None
         if step is None or step > MOST_STEP:
             return
+        if values.get("loss") == 0 and not math.isfinite(values.get("gradient_norm", 0.0)):
+            values["loss"] = math.nan  # Trainer leaves losses out that are NaN
         recent: tuple[int, ...] = tuple(self._state["recent"])
         if step in recent and math.isfinite(values.get("loss", 0.0)):
             return

@@ -6,7 +6,8 @@ and the level before it is kept while the episode is open. Single outliers open 
 
 An episode closes when the loss is back. It is decided when the loss stays where it is for 50 steps,
 or at least does not fall for 100, with five reports, and with a slope too flat for coming back
-within 1,000 steps. Losses that are no finite numbers are decided by the second report in a row.
+within 1,000 steps. Losses that are no finite numbers are decided by the second report in a row;
+norms of the gradients after 50 steps, since those of a loss scale that is looked for come back.
 """
 
 import itertools
@@ -38,7 +39,7 @@ _MOST_FOUND = 50
 _FAR = 50  # steps between two reports, beyond which an onset is put between them
 _STRONG_GRADIENT = 6.0  # of the noise of the norm's logarithm
 
-Kind = Literal["spike", "divergence", "plateau", "not a number"]
+Kind = Literal["spike", "divergence", "plateau", "not a number", "no gradient"]
 
 
 class Spike(Record):
@@ -77,6 +78,8 @@ class State(Record):
     episode: tuple[tuple[int, float], ...] = ()
     bad: int = 0
     """Reports in a row whose loss is no finite number."""
+    lost: tuple[int, int, int] | None = None
+    """Of reports in a row without a finite gradient: the step before, the first, how many."""
     found: tuple[Spike, ...] = ()
 
 
@@ -88,7 +91,7 @@ class Detector:
         self._healthy = deque(known.healthy, _WINDOW)
         self._norms = deque(known.norms, _WINDOW)
         self._total, self._began, self._last = known.total, known.began, known.last
-        self._episode, self._bad = list(known.episode), known.bad
+        self._episode, self._bad, self._lost = list(known.episode), known.bad, known.lost
         self._since: list[tuple[int, float]] = []
         self.open = known.open
         """The spike that goes on; decided if the training has to go back."""
@@ -106,6 +109,7 @@ class Detector:
             open=self.open,
             episode=tuple(self._episode),
             bad=self._bad,
+            lost=self._lost,
             found=tuple(self.found),
         )
 
@@ -122,6 +126,8 @@ class Detector:
         before = self._last
         self._last = point.step
         strong = self._is_strong(point.gradient_norm)
+        if self._has_lost_gradients(point, loss, before):
+            return
         if not math.isfinite(loss):
             self._take_bad(point.step, before)
         else:
@@ -136,12 +142,41 @@ class Detector:
         elif self.open is None and point.gradient_norm and math.isfinite(point.gradient_norm):
             self._norms.append(math.log(max(point.gradient_norm, 1e-300)))
 
+    def _has_lost_gradients(self, point: Point, loss: float, before: int | None) -> bool:
+        """Return whether no gradient is finite any more, so that a loss that is teaches nothing."""
+        norm = point.gradient_norm
+        if norm is None or math.isfinite(norm) or not math.isfinite(loss):
+            self._lost = None
+            if self.open is not None and self.open.kind == "no gradient":
+                self._close(point.step)
+            return False
+        last = point.step - 1 if before is None else before
+        since, first, reports = self._lost or (last, point.step, 0)
+        self._lost = since, first, reports + 1
+        if point.step - since <= _LONG or reports < _DECIDE_REPORTS or not self._norms:
+            return False  # soon, or from a trainer that has never told one
+        if self.open is not None and self.open.kind != "no gradient":
+            return False
+        found = self.open or Spike(
+            onset=_between(since, first),
+            before=since,
+            last=point.step,
+            kind="no gradient",
+            level=loss,
+            peak=loss,
+            noise=0.0,
+            decided=point.step,
+            gradient=norm,
+        )
+        self.open = found.model_copy(update={"last": point.step})
+        return True
+
     def _go_back(self, step: int) -> None:
         """Forget what came after a step to which the training went back."""
         if self.open is not None:
             self._close(None)
         self._healthy = deque((each for each in self._healthy if each[0] < step), _WINDOW)
-        self._total, self._began, self._bad = 0.0, None, 0
+        self._total, self._began, self._bad, self._lost = 0.0, None, 0, None
 
     def _is_strong(self, norm: float | None) -> bool:
         if norm is None or len(self._norms) < _LEAST:
