@@ -1,5 +1,9 @@
 """What a launcher sets for the processes of a training job is known, and reaches nothing else."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 from coordinate_eval import _launchers
@@ -86,3 +90,17 @@ def test_jobs_of_slurm_get_none_of_it() -> None:
 )
 def test_the_number_of_a_process(environ: dict[str, str], rank: int | None) -> None:
     assert _launchers.rank(environ) == rank
+
+
+def test_programs_of_the_caller_get_what_it_has_set_and_nothing_of_ours() -> None:
+    code = (
+        "import json, os; from coordinate_eval.coordinator.cli import process; "
+        "process.run(lambda args: print(json.dumps([process.callers_environment(), *os.environ])))"
+    )
+    given = {"PATH": "bin:/usr/bin", "PYTHONPATH": ":/x", "MINE": "1", "RANK": "3"}
+    python = [sys.executable, "-c", code]
+    told = subprocess.run(python, env=given, check=True, capture_output=True, text=True).stdout
+    callers, *ours = json.loads(told)
+    assert {"PYTHONSAFEPATH", "TQDM_DISABLE"} < set(ours)
+    del given["RANK"]
+    assert {name: callers[name] for name in callers if name != "LC_CTYPE"} == given

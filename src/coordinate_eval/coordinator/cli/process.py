@@ -18,11 +18,19 @@ from coordinate_eval.errors import CoordinateError, UserError
 QUIET_VARIABLES = ("TQDM_DISABLE", "HF_DATASETS_DISABLE_PROGRESS_BARS")
 """Switch off other people's progress bars; set to 0 to see them."""
 
+_CALLERS: dict[str, str] = {}
+
+
+def callers_environment() -> dict[str, str]:
+    """Return the variables with which a person called, for programs that are not ours."""
+    return dict(_CALLERS or os.environ)
+
 
 def run(call: Callable[[list[str]], None], *, job: bool = False) -> None:
     """Call with the arguments of this process, and turn errors into messages."""
     # What is written is never another user's to change, whatever the umask.
     os.umask(os.umask(0o077) | 0o022)
+    _CALLERS.update(os.environ)
     _search_paths.make_absolute(os.environ, sys.path)
     _search_paths.keep_modules_private(os.environ)
     switch_off_telemetry()
@@ -30,6 +38,7 @@ def run(call: Callable[[list[str]], None], *, job: bool = False) -> None:
         _gpus.name_once(os.environ)
     else:  # jobs are told by their site
         _launchers.leave_job(os.environ)
+        _launchers.leave_job(_CALLERS)
     for variable in QUIET_VARIABLES:
         os.environ.setdefault(variable, "1")
     try:

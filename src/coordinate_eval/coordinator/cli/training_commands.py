@@ -136,6 +136,7 @@ def start(
     it is not; 2 bad input, or the training is guarded already; 3 the scheduler did not answer.
     """
     from coordinate_eval.coordinator.cli.output import say, write_json
+    from coordinate_eval.coordinator.cli.process import callers_environment
     from coordinate_eval.coordinator.inputs.layers import load as load_settings
     from coordinate_eval.coordinator.training.guarding import guard_job
     from coordinate_eval.coordinator.training.guarding.policy import read_policy
@@ -152,7 +153,7 @@ def start(
             python=sys.executable,
             policy_file=policy,
         )
-        guard_dir = guard_job.begin(guarded, cluster)
+        guard_dir = guard_job.begin(guarded, cluster, callers_environment())
         guarded = guard_job.read_guarded(guard_dir)
         if wait:
             raise typer.Exit(_run_here(guard_dir, cluster))

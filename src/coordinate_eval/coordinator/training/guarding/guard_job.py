@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from coordinate_eval import _files, _owner
@@ -228,8 +228,13 @@ def prepare(
     return guarded
 
 
-def begin(guarded: Guarded, cluster: Cluster) -> GuardDir:
+def begin(guarded: Guarded, cluster: Cluster, environ: Mapping[str, str]) -> GuardDir:
     """Make the folder of a guard, or go on in that of one that is no more.
+
+    Args:
+        guarded: the training.
+        cluster: the scheduler.
+        environ: with which its script is submitted, but for the caller's own job.
 
     Raises:
         UserError: the training is guarded already, or the folder cannot be made.
@@ -256,7 +261,7 @@ def begin(guarded: Guarded, cluster: Cluster) -> GuardDir:
         first = guard_dir.latest() + 1 if guard_dir.over.exists() else before.first
         kept = {"nonce": before.nonce, "created": before.created, "first": first}
         guarded = guarded.model_copy(update=kept)
-    environment = json.dumps(kept_environment(os.environ), indent=1)
+    environment = json.dumps(kept_environment(environ), indent=1)
     _files.write_private(guard_dir.environment, f"{environment}\n")
     _files.write_record(guard_dir.guarded, guarded)
     for path in (guard_dir.over, guard_dir.stop, guard_dir.told / "over.json"):
