@@ -235,7 +235,8 @@ def test_a_run_that_is_decided_has_its_scores_and_nothing_hides_that_it_stopped(
     tmp_path: Path,
 ) -> None:
     run_dir = run_of(tmp_path, 1, {}, against="/p", stages={"a": [10, 40], "b": [10, 40]})
-    found = Compared(number=1, previous="p", verdict="better", items={"a": 10, "b": 10})
+    found = Compared(number=1, previous="p", verdict="better", items={"a": 10, "b": 10},
+                     of_items={"a": 40, "b": 40})  # fmt: skip
     _files.write_record(run_dir.decided, found)
     for name in ("a", "b"):
         results = DatasetResults(
@@ -251,7 +252,11 @@ def test_a_run_that_is_decided_has_its_scores_and_nothing_hides_that_it_stopped(
     (row,) = json.loads(call(tmp_path, "runs", "--json").stdout)
     card = call(tmp_path, "scores", str(run_dir.root), "--output-format", "model-card").stdout
     said = call(tmp_path, "gate", str(run_dir.root), "--policy", str(policy)).output
+    listed = call(tmp_path, "scores", str(run_dir.root), "--csv").stdout
+    best = call(tmp_path, "best", "--by", "mean").stdout
 
     assert (row["datasets_scored"], row["datasets"]) == (2, 2)
     assert "Stopped early, with a part of the items: a (10 of 40), b (10 of 40)." in card
     assert "its scores are of a part of the items, because it stopped early" in said
+    used = "items used: a 10 of 40, b 10 of 40"
+    assert used in listed and used in best and used in said

@@ -25,6 +25,7 @@ from coordinate_eval.coordinator.history.series import (
     aggregate_columns,
     mean_column,
 )
+from coordinate_eval.coordinator.run.claiming.decided import part_lines
 
 MARK = '<meta name="generator" content="coordinate-eval training">'
 """Marks a page that another one may replace."""
@@ -108,7 +109,11 @@ def render(shown: Experiment) -> str:
         subtitle=_subtitle(shown, trainings),
         tiles=_tiles(shown, own, made.mean),
         alarms=[_alarm(alarm, trainings) for alarm in reversed(shown.alarms)],
-        notes=[*shown.notes, *_thinned_words(shown.found.rows, rows)],
+        notes=[
+            *shown.notes,
+            *part_lines((row.name, row.decided) for row in own),
+            *_thinned_words(shown.found.rows, rows),
+        ],
         legend=_legend(shown, trainings),
         sections=sections,
         columns=made.told,

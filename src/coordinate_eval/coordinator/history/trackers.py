@@ -24,6 +24,9 @@ STEP = "train/step"
 
 _TOKENS = "train/tokens"
 _ALARMS = "eval/alarms"
+_PART = "eval/part_of_items"
+"""1 where some scores are of a part of the items; 0 once they no longer are."""
+
 _MOST_OF_A_TAG = 5000  # characters of a tag in MLflow
 _SECONDS = 60  # for a tracker's server to answer
 
@@ -70,6 +73,8 @@ def points(found: Series, tokens_per_step: int | None = None) -> list[Point]:
                 yield f"eval/{name}_stderr", score.stderr
         if mean is not None and (value := mean.value(row)) is not None:
             yield "eval/mean", value.value
+        if row.decided:
+            yield _PART, 1
         yield _ALARMS, len(raised.get(row.checkpoint, ()))
         if tokens_per_step is not None and row.step is not None:
             yield _TOKENS, row.step * tokens_per_step
@@ -128,7 +133,8 @@ class _Noted:
         """Return a point with what is new of it, and nothing if no score is."""
         told = self._told.get(point.checkpoint, {})
         # As text, in which NaN is like NaN.
-        new = {k: v for k, v in point.metrics.items() if json.dumps(told.get(k)) != json.dumps(v)}
+        now = {**({_PART: 0.0} if told.get(_PART) else {}), **point.metrics}
+        new = {k: v for k, v in now.items() if json.dumps(told.get(k)) != json.dumps(v)}
         metrics = new if new.keys() - {_TOKENS} else {}
         return point._replace(metrics=metrics, alarms=point.alarms if _ALARMS in metrics else ())
 

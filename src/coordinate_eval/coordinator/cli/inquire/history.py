@@ -37,7 +37,7 @@ from coordinate_eval.coordinator.history.series import (
 )
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.results import read_results
-from coordinate_eval.coordinator.run.claiming.decided import in_part
+from coordinate_eval.coordinator.run.claiming.decided import in_part, part_lines
 from coordinate_eval.errors import CoordinateError, UserError
 
 
@@ -153,6 +153,8 @@ def show_best(settings: Settings, wanted: Wanted, by: str, *, as_json: bool) -> 
         )
     else:
         out(f"{chosen.row.checkpoint}: {by} {_number(chosen.value)}")
+        if chosen.row.decided:
+            out(f"its scores are of a part of the items: {in_part(chosen.row.decided)}")
         if chosen.close:
             shown = ", ".join(f"{row.name} ({_number(value)})" for row, value in chosen.close[:5])
             more = len(chosen.close) - 5
@@ -179,6 +181,7 @@ def _told(row: Row, value: Value) -> dict[str, Any]:
         "run": row.runs[0],
         "value": value.value,
         "stderr": value.stderr,
+        "decided": row.decided,
     }
 
 
@@ -318,9 +321,8 @@ def _print(found: Series, columns: Sequence[Column], wanted: Wanted, settings: S
         for place, each in enumerate(columns):
             curve = [None if (value := cells[place]) is None else value.value for cells in values]
             out(f"{each.name:<{width}}  {sparkline(curve)}")
-    for row in found.rows:
-        if row.decided:
-            out(f"{_step(row)}: {in_part(row.decided)}")
+    for line in part_lines((_step(row), row.decided) for row in found.rows):
+        out(line)
     if lacking := [row for row in found.rows if row.missing]:
         count = sum(len(row.missing) for row in lacking)
         out(

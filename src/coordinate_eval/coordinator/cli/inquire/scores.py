@@ -32,7 +32,7 @@ from coordinate_eval.coordinator.report.results import (
     with_distinct_names,
 )
 from coordinate_eval.coordinator.report.warnings import warnings
-from coordinate_eval.coordinator.run.claiming.decided import in_part, why_stopped
+from coordinate_eval.coordinator.run.claiming.decided import part_lines, why_stopped
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.errors import UserError
@@ -183,12 +183,12 @@ def _judged_differently(rows: Sequence[dict[str, Any]], dataset: str) -> str:
 def _csv(rows: Sequence[dict[str, Any]], datasets: Sequence[str]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["step", "checkpoint", "run", "complete", *datasets])
+    writer.writerow(["step", "checkpoint", "run", "complete", "decided", *datasets])
     for row in rows:
         values = ((_score(row, name) or {"value": ""})["value"] for name in datasets)
         step = "" if row["step"] is None else row["step"]
         complete = str(row["complete"]).lower()
-        writer.writerow([step, row["checkpoint"], row["run"], complete, *values])
+        writer.writerow([step, row["checkpoint"], row["run"], complete, row["decided"], *values])
     return text.getvalue()
 
 
@@ -203,9 +203,8 @@ def _markdown(rows: Sequence[dict[str, Any]], datasets: Sequence[str]) -> str:
     text = "".join(
         "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |\n" for line in lines
     )
-    for row in rows:
-        if row["decided"]:
-            text += f"\n{_label(row, rows)}: {in_part(row['decided'])}\n".replace("*", "\\*")
+    for line in part_lines((_label(row, rows), row["decided"]) for row in rows):
+        text += f"\n{line}\n".replace("*", "\\*")
     if not all(row["complete"] or row["decided"] for row in rows):
         text += f"\n\\{INCOMPLETE} not all results are there\n"
     return text
@@ -228,9 +227,9 @@ def _print(rows: Sequence[dict[str, Any]], datasets: Sequence[str], settings: Se
             of = [escape(trainings[row["training"]])] if trainings else []
             table.add_row(*of, escape(_label(row, rows)), *_cells(row, part))
         console.print(table)
+    for line in part_lines((_label(row, rows), row["decided"]) for row in rows):
+        out(line)
     for row in rows:
-        if row["decided"]:
-            out(f"{_label(row, rows)}: {in_part(row['decided'])}")
         for warning in row["warnings"]:
             out(warning if len(rows) == 1 else f"{_label(row, rows)}: {warning}", "yellow")
     if not all(row["complete"] or row["decided"] for row in rows):

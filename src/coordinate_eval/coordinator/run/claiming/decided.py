@@ -10,7 +10,7 @@ harm.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -31,6 +31,7 @@ from coordinate_eval.records import (
 Verdict = Literal["better", "worse", "no difference", ""]
 
 _SAMPLE = "a sample of "
+_SHOWN = 3
 
 
 class PartScores(Record):
@@ -136,14 +137,38 @@ def stopped(run_dir: RunDir) -> Mapping[str, int]:
 
 
 def why_stopped(run_dir: RunDir) -> str:
-    """Return why a run has not asked all items, for people; empty where nothing is withdrawn."""
-    found = decided(run_dir)
-    return found.words if found is not None and stopped(run_dir) else ""
+    """Return why a run has not asked all items, and how many it uses, for people.
+
+    It is empty where nothing is withdrawn.
+    """
+    found, used = decided(run_dir), stopped(run_dir)
+    if found is None or not used:
+        return ""
+    each = [f"{n} {items:,} of {found.of_items.get(n, 0):,}" for n, items in used.items()]
+    more = f" and {len(each) - _SHOWN} more" if len(each) > _SHOWN else ""
+    return f"{found.words}; items used: {', '.join(each[:_SHOWN])}{more}"
 
 
 def in_part(why: str) -> str:
     """Return in a sentence what `why_stopped` has told."""
     return why if why.startswith(_SAMPLE) else f"stopped early: {why}"
+
+
+def part_lines(rows: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a line for each reason why scores are of a part of the items, and of whom it is true.
+
+    Args:
+        rows: label of a run or checkpoint, and what `why_stopped` has told of it.
+    """
+    labels: dict[str, list[str]] = {}
+    for label, why in rows:
+        if why:
+            labels.setdefault(why, []).append(label)
+    lines = []
+    for why, of in labels.items():
+        more = f" and {len(of) - _SHOWN} more" if len(of) > _SHOWN else ""
+        lines.append(f"{', '.join(of[:_SHOWN])}{more}: {in_part(why)}")
+    return lines
 
 
 def without_withdrawn(run_dir: RunDir, run: Run) -> Run:
