@@ -233,6 +233,17 @@ def test_a_process_was_killed_for_its_memory_only_where_something_says_so(
     assert (found.category == "unknown") == (reason == "Killed")
 
 
+@pytest.mark.parametrize(("text", "reason"), [("", "Node Failure"), ("step 1\n", "Killed")])
+def test_a_script_that_was_killed_after_its_first_line_was_launched(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(text)
+    said = Described("FAILED", End.FAILED, "JobLaunchFailure", "0:9")
+    found = cause_of([log], {}, Settings(), said)
+    assert found is not None and found.reason == reason
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -113,7 +113,9 @@ def cause_of(
         empty = _files.size(log) <= begins.get(str(log), 0)
         says = f"{log} is empty: `set -x` in the script shows what it does"
         update |= {"log": str(log), "cure": says if empty else f"read the end of {log}"}
-    if found.rule in _KILLED:
+    # Slurm calls a script so, too, that was killed long after it was launched.
+    launched = found.rule == "launch-failed-state" and any(log.left.lines for log in read)
+    if found.rule in _KILLED or (launched and said is not None and said.exit_code == "0:9"):
         update |= {"reason": "Killed", "category": "unknown", "then": "node", "cure": _KILLED_CURE}
     return found.model_copy(update=update)
 
