@@ -62,7 +62,8 @@ def main() -> int:
             sections = [head(model, made=own is None)]
         except UserError as error:
             parser.error(str(error))
-        os.environ.update(vllm.cache_variables(disk / "compiled"))
+        if not given.short:  # where nothing is compiled that a start could miss
+            os.environ.update(vllm.cache_variables(disk / "compiled"))
         for name, part in PARTS.items():
             print(f"{part.title} …", flush=True)
             sections.append(section(name, part, Session(model, memory, given.short)))

@@ -6,14 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.hostile.checkpoints import HOSTILE, marked
+from tests.hostile.checkpoints import HOSTILE, marked, together
 from tests.hostile.processes import assert_read, made, ran, told
 from tests.tiny import need, shared_folder, tiny_model
 
 from coordinate_eval.evaluators.engines.vllm_defaults import OWN_PROCESSES
 
-HERE = ("tokenizer elsewhere", "own model", "nested map", "adapter", "pickles", "kernels")
-"""What vLLM is to load in its own process. `tests/integration` gives transformers all of them."""
+HERE = ("tokenizer elsewhere", "nested map", "adapter", "pickles", "kernels")
+"""What vLLM is to load in its own process, from one folder. `tests/integration` gives transformers
+all attacks, each in a folder of its own."""
+REFUSED = "own model"
+"""What it is to refuse."""
 IN_CHILDREN = ("drafts",)
 """What it is to load where another process schedules."""
 
@@ -80,8 +83,9 @@ def test_it_reads_hostile_checkpoints_and_ends_at_a_signal_beside_broken_package
     for package in ("torchvision", "torchaudio", "torchcodec"):
         (broken / package).mkdir(parents=True)
         (broken / package / "__init__.py").write_text("raise RuntimeError('another CUDA')\n")
-    names = HERE if name == "vllm" else ()
-    places = made(tmp_path, [each for each in HOSTILE if each.name in names])
+    loaded = together(each for each in HOSTILE if each.name in HERE)
+    refused = [each for each in HOSTILE if each.name == REFUSED]
+    places = made(tmp_path, [loaded, *refused]) if name == "vllm" else {}
     done = ran(
         "-P", "-c", _REQUESTS + _STOPPED, name, good, *places.values(),
         home=tmp_path,
@@ -90,7 +94,9 @@ def test_it_reads_hostile_checkpoints_and_ends_at_a_signal_beside_broken_package
         # vLLM keeps what it has seen of a class of models; here it looks for the first time.
         VLLM_CACHE_ROOT=str(tmp_path / "vllm"),
     )  # fmt: skip
-    assert_read(told(done, places), "started", "no_model", tmp_path)
+    said = told(done, places)
+    assert said.pop(loaded.name, "started") == "started"
+    assert_read(said, "started", "no_model", tmp_path)
     assert done.stdout.endswith("ended well\n")
 
 

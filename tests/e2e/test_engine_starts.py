@@ -2,8 +2,6 @@
 
 import dataclasses
 import importlib
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,15 +10,6 @@ from tests.tiny import MAX_LENGTH, need, tiny_model
 from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators.engines import vllm_arguments
 from coordinate_eval.evaluators.engines.base import start
-
-
-@pytest.fixture(autouse=True)
-def _environment() -> Iterator[None]:
-    """Without what vLLM leaves behind, which later tests' processes would inherit."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def start_with(name: str, args: dict[str, Any]) -> None:

