@@ -35,9 +35,9 @@ _PIECE_BYTES = 1 << 20
 _never_made: set[Path] = set()
 
 
-def write(path: Path, text: str) -> None:
-    """Write `text` to `path` in one step that survives a crash. An earlier file is replaced."""
-    temporary = _beside(path, text)
+def write(path: Path, content: str | bytes) -> None:
+    """Write a file in one step that survives a crash. An earlier file is replaced."""
+    temporary = _beside(path, content)
     temporary.replace(path)
     sync_folder(path.parent)
 
@@ -393,12 +393,12 @@ def _too_large(path: Path, what: str) -> RecordError:
     return RecordError(f"{path} is not read: it has more than {what}")
 
 
-def _beside(path: Path, text: str) -> Path:
+def _beside(path: Path, content: str | bytes) -> Path:
     make_folder(path.parent)
     temporary = path.parent / f".{path.name[:100]}.{token()}.tmp"
     try:
-        with temporary.open("x") as file:
-            file.write(text)
+        with temporary.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
     except BaseException:  # a full disk, or a signal

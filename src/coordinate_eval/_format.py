@@ -1,7 +1,9 @@
 """Numbers and names in the form in which people read them."""
 
 import json
+import math
 import shlex
+from collections.abc import Sequence
 from typing import Final
 
 from pydantic import ValidationError
@@ -20,6 +22,8 @@ _PYDANTIC = {
     "Field required": "it is missing",
 }
 """The beginnings of pydantic's messages, with the words that people read instead."""
+
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 def duration(seconds: float) -> str:
@@ -69,6 +73,8 @@ def visible(text: str) -> str:
 
 def visible_json(text: str) -> str:
     """Return JSON that means the same, in which unprintable characters are written as escapes."""
+    if text.isascii() and "\x7f" not in text:  # JSON itself escapes what is below a space
+        return text
     return "".join(c if c.isprintable() or c in "\n\t" else json.dumps(c)[1:-1] for c in text)
 
 
@@ -85,3 +91,25 @@ def problem(error: ValidationError) -> str:
         if text.startswith(start):
             return words + text.removeprefix(start)
     return text
+
+
+def sparkline(values: Sequence[float | None], most: int = 60) -> str:
+    """Return a curve of at most so many characters; a gap where nothing is known."""
+    drawn, known = bars(values, most)
+    return f"{drawn}  {known[0]:.4f} → {known[-1]:.4f}" if known else ""
+
+
+def bars(values: Sequence[float | None], most: int) -> tuple[str, list[float]]:
+    """Return a curve of at most so many characters, and the values in it that are known."""
+    step = max(1, -(-len(values) // most))
+    kept = [values[min(place + step, len(values)) - 1] for place in range(0, len(values), step)]
+    known = [each for each in kept if each is not None and math.isfinite(each)]
+    low, span = (min(known), max(known) - min(known)) if known else (0.0, 0.0)
+
+    def bar(value: float | None) -> str:
+        if value is None or not math.isfinite(value):
+            return " "
+        part = (value - low) / span if span else 0.5
+        return _BARS[min(len(_BARS) - 1, int(part * len(_BARS)))]
+
+    return "".join(map(bar, kept)), known

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinate_eval.coordinator.history.alarms import Alarm, Kind
-from coordinate_eval.coordinator.history.series import Row
+from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.training.advice import Save, advise, next_to_evaluate
 from coordinate_eval.coordinator.training.spikes import Spike
 

@@ -10,7 +10,7 @@ from tests.guard_worlds import LAST, Job, World, guard_of, over, run
 
 from coordinate_eval.clusters.protocol import End, State
 from coordinate_eval.coordinator.history.alarms import Alarm
-from coordinate_eval.coordinator.history.series import Row
+from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.incidents.bad_nodes import avoid
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.training.advice import Save

@@ -17,7 +17,6 @@ from coordinate_eval.coordinator.history.series import Series, best, column, ser
 from coordinate_eval.coordinator.inputs.checkpoints.saved import training_of
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import Aggregate
 
 
 def test_checkpoints_stand_by_step_with_errors_and_what_is_missing(tmp_path: Path) -> None:
@@ -58,7 +57,7 @@ def test_a_torn_or_newer_record_hides_no_other(tmp_path: Path) -> None:
     home = measured.folder(str(tmp_path))
     (home / f"step-7-x.{'0' * 16}.json").write_text('{"schema": "coordinate-eval/measured@2"}')
     (home / f"step-8-x.{'0' * 16}.json").write_text('{"sche')
-    (home / "pack.jsonl").write_text("torn\tline\n\xff")
+    (home / "pack.columns").write_bytes(b"torn\xff")
 
     said = call(tmp_path, "history", "--csv")
 
@@ -84,27 +83,13 @@ def test_many_records_are_packed_and_read_from_the_pack(tmp_path: Path) -> None:
     for step in range(70):
         measured.keep(str(tmp_path), record(step, a=0.1))
     first = measured.read(str(tmp_path))
-    pack = measured.folder(str(tmp_path)) / "pack.jsonl"
-    assert len(pack.read_text().splitlines()) == 1 + 70  # below the names of its fields
 
-    for file in pack.parent.glob("*.json"):
+    for file in measured.folder(str(tmp_path)).glob("*.json"):
         file.write_text("")  # nobody looks into it again
     measured.keep(str(tmp_path), record(70, a=0.2))
 
     assert [each.step for each in measured.read(str(tmp_path))[0]] == list(range(71))
     assert first[1] == []
-
-
-def test_a_pack_of_another_version_is_not_read(tmp_path: Path) -> None:
-    """Whoever knows fewer fields packs fewer: a run that stopped early would look complete."""
-    for step in range(70):
-        keep(tmp_path, step, {"a": 0.5}, decided="better")
-    measured.read(str(tmp_path))
-    pack = measured.folder(str(tmp_path)) / "pack.jsonl"
-    fields, *lines = pack.read_text().splitlines(keepends=True)
-    for head in (fields.replace(",decided", ""), ""):
-        pack.write_text("".join([head, *(line.replace("better", "") for line in lines)]))
-        assert {each.decided for each in measured.read(str(tmp_path))[0]} == {"better"}
 
 
 def record(step: int, *, asked: str = "x", suite: str = "s", **scores: float) -> Measured:
@@ -155,9 +140,12 @@ def test_the_best_checkpoint_is_named_with_those_that_may_be_as_good() -> None:
 
 def test_of_a_perplexity_the_lowest_is_best() -> None:
     records = [record(step) for step in (1, 2)]
-    for each, value in zip(records, (30.0, 12.0), strict=True):
-        each.scores["ppl"] = (value, None, 10, "word_perplexity", False, "x")
-    found = made(*records)
+    perplexities = [
+        {"ppl": (value, None, 10, "word_perplexity", False, "x")} for value in (30.0, 12.0)
+    ]
+    found = made(
+        *(r.model_copy(update={"scores": s}) for r, s in zip(records, perplexities, strict=True))
+    )
 
     assert best(found, column("ppl", found)).row.step == 2
     with pytest.raises(UserError, match="fewer than two datasets"):
@@ -180,8 +168,9 @@ def test_a_mean_is_of_names_patterns_and_groups() -> None:
 
 
 def test_a_mean_of_what_should_rise_and_what_should_fall_is_refused() -> None:
+    ppl = (9.0, None, 10, "word_perplexity", False, "x")
     mixed = record(1, a=0.2)
-    mixed.scores["ppl"] = (9.0, None, 10, "word_perplexity", False, "x")
+    mixed = mixed.model_copy(update={"scores": {**mixed.scores, "ppl": ppl}})
 
     with pytest.raises(UserError, match="of ppl less is better"):
         column("mean(*)", made(mixed))
@@ -244,34 +233,6 @@ def test_the_curve_of_a_training_is_a_line_that_fits_a_terminal(tmp_path: Path) 
     assert line.endswith("→ 0.4975")
     assert len(line) <= 80
     assert curve_lines(settings, "/ckpts/none") == []
-
-
-def test_what_is_packed_is_read_as_it_was_written(tmp_path: Path) -> None:
-    """Also scores that are no numbers, and a pack with a torn line or of another version."""
-    core = Aggregate(factors={"a": 0.5, "b": 0.5}, offset=0.25)
-    for step in range(70):
-        odd = (math.nan, None, 3, "acc", True, "x")
-        keep(tmp_path, step, {"a": 0.5, "b": odd if step == 3 else 0.25}, aggregates={"core": core})
-    first, problems = measured.read(str(tmp_path))
-    pack = measured.folder(str(tmp_path)) / "pack.jsonl"
-    packed = pack.read_text().splitlines(keepends=True)
-    name, _, line = packed[1].partition("\t")
-    odd_ones = [
-        json.dumps({**json.loads(line), "scores": {"a": [0.1, 0.2]}}),
-        json.dumps({**json.loads(line), "created": "x"}),
-        line.replace("measured@1", "measured@2"),
-        "null",
-        "[1]",
-        "{}",
-    ]
-    lines = [f"{name}\t{odd}\n" for odd in odd_ones]
-    pack.write_text("".join([packed[0], *lines, packed[2][:50] + "\n", *packed[3:]]))
-
-    again, no_problems = measured.read(str(tmp_path))
-
-    assert [each.line() for each in again] == [each.line() for each in first]
-    assert (problems, no_problems) == ([], [])
-    assert again[5].aggregates == {"core": core}
 
 
 def test_scores_of_a_run_that_stopped_early_say_so_and_count_only_without_others(

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from tests.trainings import call, keep
 
-from coordinate_eval.coordinator.history.measured import Plain
+from coordinate_eval.coordinator.history.columns import Plain
 from coordinate_eval.coordinator.history.noise import Noise, deviation, noise_of
-from coordinate_eval.coordinator.history.series import Column, Row
+from coordinate_eval.coordinator.history.rows import Row
+from coordinate_eval.coordinator.history.series import Column
 
 SCORE = Column("a", ["a"], mean=False)
 

@@ -1,7 +1,8 @@
 """The inputs of a run: a checkpoint, the datasets of a suite, an engine."""
 
 import math
-from collections.abc import Container, Mapping
+import operator
+from collections.abc import Container, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -271,10 +272,17 @@ class Aggregate(Record):
         """Return the value and its standard error; None unless all of its datasets are there."""
         if self.missing(scores):
             return None
-        parts = [(factor, *scores[name]) for name, factor in self.factors.items()]
-        value = sum(factor * score for factor, score, _ in parts) - self.offset
-        errors = [factor * error for factor, _, error in parts if error is not None]
-        return value, math.hypot(*errors) if len(errors) == len(parts) else None
+        parts = [scores[name] for name in self.factors]
+        errors = [error for _, error in parts if error is not None]
+        return self.of([score for score, _ in parts], errors if len(errors) == len(parts) else None)
+
+    def of(
+        self, scores: Sequence[float], errors: Sequence[float] | None
+    ) -> tuple[float, float | None]:
+        """Return the value and its standard error, of scores in the order of `factors`."""
+        factors = self.factors.values()
+        value = sum(map(operator.mul, factors, scores)) - self.offset
+        return value, None if errors is None else math.hypot(*map(operator.mul, factors, errors))
 
     def missing(self, scores: Container[str]) -> list[str]:
         """Return the datasets without a score."""

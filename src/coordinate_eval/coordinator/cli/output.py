@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic_core import PydanticSerializationError, to_json
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.errors import MarkupError
 from rich.markup import escape
@@ -83,7 +84,11 @@ def say(text: str) -> None:
 
 def write_json(value: object) -> None:
     """Write a value as JSON to stdout. What is infinite or not a number becomes null."""
-    sys.stdout.write(visible_json(_files.pretty(_finite(value))))
+    try:
+        text = to_json(value, indent=1, inf_nan_mode="null").decode() + "\n"
+    except PydanticSerializationError:  # a path may have bytes that are no text
+        text = _files.pretty(_finite(value))
+    sys.stdout.write(visible_json(text))
 
 
 def _finite(value: object) -> object:

@@ -17,7 +17,8 @@ from coordinate_eval.coordinator.comparison.compare import (
     mean_of,
 )
 from coordinate_eval.coordinator.comparison.paired import CONFIDENCE
-from coordinate_eval.coordinator.history.series import Column, Row, Series, Value, column
+from coordinate_eval.coordinator.history.rows import Row
+from coordinate_eval.coordinator.history.series import Column, Series, Value, column
 from coordinate_eval.coordinator.inputs import yaml_file
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Record

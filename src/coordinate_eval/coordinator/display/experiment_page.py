@@ -18,9 +18,9 @@ from coordinate_eval._format import duration, plain, plural
 from coordinate_eval.coordinator.display.drawing import source, template
 from coordinate_eval.coordinator.history.alarms import Alarm
 from coordinate_eval.coordinator.history.curve import SLOPE_STEPS, Curve, curve_of, error_of
+from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import (
     Column,
-    Row,
     Series,
     aggregate_columns,
     mean_column,
@@ -173,8 +173,9 @@ class _Charts:
         drawn = []
         curves = []
         for number, (training, rows) in enumerate(self._rows.items()):
-            known = [row for row in rows if row.step is not None and column.value(row) is not None]
-            values = [column.value(row) for row in known]
+            every = zip(rows, column.values(rows), strict=True)
+            told = [(r, v.value) for r, v in every if r.step is not None and v is not None]
+            known = [row for row, _ in told]
             curve = curve_of(column, known)
             if training != self._baseline:
                 curves.append(curve)
@@ -183,7 +184,7 @@ class _Charts:
                 _series(
                     number,
                     [row.step or 0 for row in known],
-                    [math.nan if value is None else value.value for value in values],
+                    [value for _, value in told],
                     errors,
                     curve,
                 )

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from coordinate_eval._format import plural
-from coordinate_eval.coordinator.history.series import Column, Row, Series, mean_column
+from coordinate_eval.coordinator.history.rows import Row
+from coordinate_eval.coordinator.history.series import Column, Series, mean_column
 
 FALSE_RATE = 0.006
 """Most checkpoints of a healthy training with a false alarm, as a share."""
@@ -113,7 +114,8 @@ def _of_dataset(rows: Sequence[Row], name: str) -> _Curve:
 
 
 def _of_mean(rows: Sequence[Row], together: Column, *, by_precision: bool = False) -> _Curve:
-    whole = [row for row in rows if together.value(row) is not None]
+    every = zip(rows, together.values(rows), strict=True)
+    whole = [row for row, value in every if value is not None]
     weights = dict.fromkeys(together.datasets, 1.0)
     if by_precision:
         for name in weights:

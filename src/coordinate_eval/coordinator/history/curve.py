@@ -18,8 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coordinate_eval.coordinator.history.measured import Score
-from coordinate_eval.coordinator.history.series import Column, Row
+from coordinate_eval.coordinator.history.columns import Score
+from coordinate_eval.coordinator.history.rows import Row
+from coordinate_eval.coordinator.history.series import Column
 
 LEAST = 4
 """Fewest scores that have a curve."""
@@ -107,8 +108,7 @@ def plus_minus(value: float, low: float, high: float, *, signed: bool = False) -
 def curve_of(column: Column, rows: Sequence[Row]) -> Curve | None:
     """Return the curve of a column over the checkpoints of one training that have a step."""
     points, share = [], True
-    for row in rows:
-        value = column.value(row)
+    for row, value in zip(rows, column.values(rows), strict=True):
         if value is None or row.step is None:
             continue
         scores = [row.score(name) for name in column.datasets]

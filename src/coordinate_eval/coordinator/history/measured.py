@@ -2,8 +2,8 @@
 
 `runs_dir/.history-<uid>/<run>.<token>.json` has one run. A file is written once, when its run ends,
 and never changed. A run that is resumed and ends again gets a file of another name, and the older
-file is removed. So whoever has read a file has read it for good: `pack.jsonl` there has the files
-that somebody has read before, and may be deleted at any time.
+file is removed. So whoever has read a file has read it for good: `pack.columns` there has what
+somebody has read before, and may be deleted at any time.
 """
 
 import contextlib
@@ -12,21 +12,15 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_serializer
 
 from coordinate_eval import __version__, _files
-from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of, training_of
-from coordinate_eval.coordinator.report.main_metric import higher_is_better, main_score
-from coordinate_eval.coordinator.report.results import read_dataset
-from coordinate_eval.coordinator.report.warnings import warnings
-from coordinate_eval.coordinator.run.claiming.decided import why_stopped
-from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.run.rounds import read_rounds
+from coordinate_eval.coordinator.history import columns
+from coordinate_eval.coordinator.history.columns import Plain, Score
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.records import (
     Aggregate,
@@ -37,30 +31,18 @@ from coordinate_eval.records import (
     schema,
 )
 
+if TYPE_CHECKING:  # whoever reads what is kept needs nothing of runs
+    from coordinate_eval.coordinator.run.paths import RunDir
+    from coordinate_eval.coordinator.run.records import Run
+
 NOT_ASKED = {"name", "group", "items", "prior", "splittable", "chance", "sample"}
 """Fields of a dataset that change nothing in what is asked."""
 
 _OF_JUDGE = ("model", "revision", "rubric", "rubric_digest")
-_PACK = "pack.jsonl"
+_PACK = "pack.columns"
+_MOST_PACKED = 1 << 30  # bytes
+_SHARED = {"groups", "aggregates", "missing"}  # large fields, the same in most runs
 _WORTH_PACKING = 64  # files that are read one by one, each a round trip to the file server
-
-
-class Score(NamedTuple):
-    """The main score of a dataset."""
-
-    value: float
-    stderr: float | None
-    items: int
-    metric: str
-    higher_is_better: bool
-    asked: str
-    """Digest of what was asked and how it was scored. Scores with one digest can be compared."""
-
-
-Plain = tuple[float, float | None, int, str, bool, str]
-ASKED: Final = 5
-"""The place of `asked` in a `Score` that is a plain tuple. Plain ones are read and made in half the
-time: ten thousand runs of 63 datasets have 630,000."""
 
 
 class Measured(Record):
@@ -86,7 +68,7 @@ class Measured(Record):
     version: str = Field(default=__version__, description="of this program")
     groups: dict[str, str] = Field(default={}, description="dataset → its group, if it has one")
     aggregates: dict[str, Aggregate] = Field(default={}, description="of its suite")
-    scores: dict[str, Plain] = Field(
+    scores: Mapping[str, Plain] = Field(
         default={}, description="dataset → value, stderr, items, metric, higher is better, asked"
     )
     missing: list[str] = Field(default=[], description="datasets without a score")
@@ -94,8 +76,12 @@ class Measured(Record):
         default={}, description="dataset → what is wrong with its answers"
     )
 
+    @field_serializer("scores")
+    def _plain(self, scores: Mapping[str, Plain]) -> dict[str, Plain]:
+        return dict(scores)
 
-def measure(run_dir: RunDir, run: Run, results: Mapping[str, Any] | None) -> Measured:
+
+def measure(run_dir: "RunDir", run: "Run", results: Mapping[str, Any] | None) -> Measured:
     """Return what a run has measured so far.
 
     Args:
@@ -104,6 +90,12 @@ def measure(run_dir: RunDir, run: Run, results: Mapping[str, Any] | None) -> Mea
     Raises:
         RecordError: the results of a dataset cannot be read.
     """
+    from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of, training_of
+    from coordinate_eval.coordinator.report.main_metric import higher_is_better, main_score
+    from coordinate_eval.coordinator.report.results import read_dataset
+    from coordinate_eval.coordinator.report.warnings import warnings
+    from coordinate_eval.coordinator.run.claiming.decided import why_stopped
+
     scores: dict[str, Plain] = {}
     told: dict[str, str] = {}
     for dataset in run.suite.datasets:
@@ -148,12 +140,14 @@ def measure(run_dir: RunDir, run: Run, results: Mapping[str, Any] | None) -> Mea
 
 
 def _times(
-    run_dir: RunDir, run: Run, ledger: Mapping[str, Any]
+    run_dir: "RunDir", run: "Run", ledger: Mapping[str, Any]
 ) -> tuple[float | None, float | None]:
     """Return the seconds from the plan to the last score as they were and as planned.
 
     They are None of a run that was resumed, since a plan is of a whole run, or is not over.
     """
+    from coordinate_eval.coordinator.run.rounds import read_rounds
+
     with contextlib.suppress(CoordinateError, OSError, ValueError, LookupError, TypeError):
         rounds = list(read_rounds(run_dir))
         if not rounds or run_dir.resumed.exists():
@@ -172,7 +166,7 @@ def options(dataset: Dataset, engine: str, max_length: int) -> dict[str, Any]:
     return {**named, "max_length": max_length, "engine": engine}
 
 
-def asked(run: Run, dataset: Dataset, results: DatasetResults) -> dict[str, Any]:
+def asked(run: "Run", dataset: Dataset, results: DatasetResults) -> dict[str, Any]:
     """Return what scores of a dataset depend on besides the checkpoint, by name."""
     return {
         **options(dataset, run.settings.engine.name, run.max_length),
@@ -230,34 +224,19 @@ def read(runs_dir: str) -> tuple[list[Measured], list[str]]:
     if not home.is_dir():
         return [], []
     _files.own_folder(home)
-    names = [name for name in _files.names(home) if _run_of(name)]
-    packed = _unpacked(home)
-    found, problems = {}, []
-    alone: list[str] = []
-    for name in names:
-        if (there := packed.get(name)) is not None:
-            found[name] = there
-            continue
-        try:
-            content = _files.read(home / name)
-            found[name] = _parsed(content)
-            alone.append(name)
-        except FileNotFoundError:  # its run has ended again meanwhile
-            continue
-        except (ValidationError, ValueError) as error:
-            problems.append(
-                f"{home / name} is torn, or of a newer version, and is left out "
-                f"({type(error).__name__})"
-            )
-        except (CoordinateError, OSError) as error:
-            problems.append(f"{home / name} is left out: {error}")
+    names = {name for name in _files.names(home) if _run_of(name)}
+    with _without_collections():
+        packed = {name: each for name, each in _unpacked(home) if name in names}
+        alone, problems = _read_alone(home, sorted(names - packed.keys()))
+        together = _alike(alone)
+        found = packed | dict(_records(together))
     if len(alone) >= _WORTH_PACKING:
-        _pack(home, found)
+        _pack(home, _alike(found) if packed else together)
     newest: dict[str, Measured] = {}
     for each in found.values():
         if each.run not in newest or newest[each.run].ended <= each.ended:
             newest[each.run] = each
-    return sorted(newest.values(), key=lambda each: each.created), problems
+    return sorted(newest.values(), key=lambda each: (each.created, each.run)), problems
 
 
 def _run_of(name: str) -> str:
@@ -267,22 +246,27 @@ def _run_of(name: str) -> str:
     return run if suffix == "json" and run and len(token) == 16 and name[0] != "." else ""
 
 
+def _read_alone(home: Path, names: Iterable[str]) -> tuple[dict[str, Measured], list[str]]:
+    """Return the content of files, and what cannot be read."""
+    found: dict[str, Measured] = {}
+    problems: list[str] = []
+    for name in names:
+        try:
+            found[name] = _parsed(_files.read(home / name))
+        except FileNotFoundError:  # its run has ended again meanwhile
+            continue
+        except (ValidationError, ValueError) as error:
+            problems.append(
+                f"{home / name} is torn, or of a newer version, and is left out "
+                f"({type(error).__name__})"
+            )
+        except (CoordinateError, OSError) as error:
+            problems.append(f"{home / name} is left out: {error}")
+    return found, problems
+
+
 def _parsed(content: bytes | str) -> Measured:
     return Measured.model_validate_json(content)
-
-
-def _unpacked(home: Path) -> dict[str, Measured]:
-    """Return the files in the pack that can be read, by name."""
-    found: dict[str, Measured] = {}
-    with contextlib.suppress(CoordinateError, OSError), _without_collections():
-        lines = _files.lines(home / _PACK)
-        if next(lines, b"").decode(errors="replace") != _pack_head():
-            return {}
-        for line in lines:
-            name, _, content = line.partition(b"\t")
-            with contextlib.suppress(ValidationError, ValueError):  # torn
-                found[name.decode()] = _parsed(content)
-    return found
 
 
 @contextlib.contextmanager
@@ -296,12 +280,50 @@ def _without_collections() -> Iterator[None]:
         gc.enable()
 
 
-def _pack_head() -> str:
-    """Return the first line of the pack. One of another version may lack what records have."""
-    return f"{','.join(Measured.model_fields)}\n"
+def _alike(found: Mapping[str, Measured]) -> list[columns.Alike]:
+    """Return records in columns: together those whose scores and large fields have one form."""
+    together: dict[object, list[str]] = {}
+    for name, each in found.items():
+        shared = each.model_dump_json(include=_SHARED)
+        together.setdefault((columns.form(each.scores), shared), []).append(name)
+    own = [name for name in Measured.model_fields if name not in {"schema_", "scores", *_SHARED}]
+    return [
+        columns.Alike(
+            files,
+            found[files[0]].model_dump(mode="json", include=_SHARED),
+            {field: [getattr(found[name], field) for name in files] for field in own},
+            columns.columns_of([found[name].scores for name in files]),
+        )
+        for files in together.values()
+    ]
 
 
-def _pack(home: Path, found: Mapping[str, Measured]) -> None:
+def _records(together: Iterable[columns.Alike]) -> Iterator[tuple[str, Measured]]:
+    """Yield records that are in columns, each with the name of its file."""
+    for each in together:
+        lines = [
+            dict(zip(each.own, line, strict=True)) for line in zip(*each.own.values(), strict=True)
+        ]
+        first = Measured.model_validate({**each.shared, **lines[0]})
+        for line, (name, fields) in enumerate(zip(each.files, lines, strict=True)):
+            scores = columns.Scores(each.columns, line)
+            yield name, first.model_copy(update={**fields, "scores": scores})
+
+
+def _unpacked(home: Path) -> Iterator[tuple[str, Measured]]:
+    """Yield the records in the pack, each with the name of its file."""
+    broken = (CoordinateError, OSError, ValueError, LookupError, TypeError)
+    with contextlib.suppress(*broken):  # it is a copy
+        with _files.open_to_read(home / _PACK) as file:
+            content = _files.read_bounded(file, home / _PACK, _MOST_PACKED)
+        yield from _records(columns.load(content, _version()))
+
+
+def _pack(home: Path, together: Sequence[columns.Alike]) -> None:
     with contextlib.suppress(CoordinateError, OSError):
-        text = "".join(f"{name}\t{each.line()}" for name, each in found.items())
-        _files.write(home / _PACK, _pack_head() + text)
+        _files.write(home / _PACK, columns.packed(together, _version()))
+
+
+def _version() -> str:
+    """Return what a pack is of. One of another version may lack what records have."""
+    return ",".join(Measured.model_fields)

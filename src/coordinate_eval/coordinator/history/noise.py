@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from coordinate_eval.coordinator.history.curve import LEAST, curve_of, error_of
-from coordinate_eval.coordinator.history.series import Column, Row
+from coordinate_eval.coordinator.history.rows import Row
+from coordinate_eval.coordinator.history.series import Column
 
 _ROUNDING = 1e-12  # of a value, which is no noise
 
@@ -42,13 +43,17 @@ def noise_of(column: Column, rows: Sequence[Row]) -> Noise | None:
     Checkpoints count that have a step and a finite value, the last of each step. Return None where
     they are too few.
     """
-    last = {row.step: row for row in rows if row.step is not None and _is_finite(column, row)}
-    known = [last[step] for step in sorted(last)]
+    last = {
+        row.step: (row, value.value)
+        for row, value in zip(rows, column.values(rows), strict=True)
+        if row.step is not None and value is not None and math.isfinite(value.value)
+    }
+    known = [last[step][0] for step in sorted(last)]
     curve = curve_of(column, known)
     if len(known) < LEAST or curve is None:
         return None
     steps = [float(row.step or 0) for row in known]
-    values = [each.value for row in known if (each := column.value(row)) is not None]
+    values = [last[step][1] for step in sorted(last)]
     sign = 1 if known[-1].score(column.datasets[0]).higher_is_better else -1
     rise = sign * (curve.level[-1] - curve.level[0])
     noise = deviation(steps, values)
@@ -65,8 +70,3 @@ def deviation(steps: Sequence[float], values: Sequence[float]) -> float:
     beside = before * y[:-2] + after * y[2:] - y[1:-1]
     found = math.sqrt(float(np.mean(beside**2 / (before**2 + after**2 + 1))))
     return found if found > _ROUNDING * float(np.abs(y).max()) else 0.0
-
-
-def _is_finite(column: Column, row: Row) -> bool:
-    value = column.value(row)
-    return value is not None and math.isfinite(value.value)

@@ -3,56 +3,25 @@
 import itertools
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
 from coordinate_eval._format import plural
-from coordinate_eval.coordinator.history.measured import ASKED, Measured, Plain, Score
+from coordinate_eval.coordinator.history.columns import (
+    Score,
+    in_columns,
+    picker,
+)
+from coordinate_eval.coordinator.history.measured import Measured
+from coordinate_eval.coordinator.history.rows import Row, by_columns, rows_of
 from coordinate_eval.coordinator.report.main_metric import Member, why_unlike
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Aggregate
 
 _MEAN = re.compile(r"\s*mean\s*\((.*)\)\s*", re.DOTALL)
 _SURE = 1.96  # standard errors of a difference beyond which chance is an unlikely explanation
-
-
-class Row(NamedTuple):
-    """A checkpoint, and the newest score of each dataset that runs have measured of it."""
-
-    training: str
-    """The folder that it fills. Averages of its checkpoints are a training of their own."""
-    step: int | None
-    checkpoint: str
-    runs: Sequence[str]
-    """Ids, the newest first."""
-    created: float
-    scores: Mapping[str, Plain]
-    """The score of each dataset, as `Score` has it."""
-    missing: Sequence[str]
-    """Datasets that its runs have, and have not scored."""
-    gpu_seconds: float | None
-    """GPU seconds of all its runs."""
-    seconds: float | None = None
-    """Seconds of its newest run, from the plan to the last score, and those that the plan said."""
-    planned_seconds: float | None = None
-    ended: bool = True
-    """None of its runs goes on."""
-    warnings: Mapping[str, str] = {}
-    """Dataset → what is wrong with its answers."""
-    decided: str = ""
-    """Why the run of some of its scores stopped before all items were asked."""
-
-    @property
-    def name(self) -> str:
-        """Return the step, or the name of the checkpoint's folder where no step is known."""
-        return f"step {self.step:,}" if self.step is not None else Path(self.checkpoint).name
-
-    def score(self, dataset: str) -> Score:
-        """Return the score of a dataset that has one."""
-        return Score(*self.scores[dataset])
 
 
 class Value(NamedTuple):
@@ -83,20 +52,35 @@ class Column(NamedTuple):
     mean: bool
     aggregate: Aggregate | None = None
 
+    def values(self, rows: Sequence[Row]) -> list[Value | None]:
+        """Return the values for checkpoints; None unless all datasets of the column are there."""
+        found: list[Value | None] = [None] * len(rows)
+        count = len(self.datasets)
+        for columns, places in by_columns(rows):
+            if not count or not columns.keys() >= set(self.datasets):
+                continue
+            pick = picker(columns, [line for _, line in places])
+            its = [columns[name] for name in self.datasets]
+            values = zip(*(pick(each.values) for each in its), strict=True)
+            known = [each.stderrs for each in its if each.stderrs is not None]
+            errors: Iterable[Sequence[float] | None] = [None] * len(places)
+            if len(known) == count:
+                errors = zip(*map(pick, known), strict=True)
+            for (place, _), value, error in zip(places, values, errors, strict=True):
+                found[place] = Value(*self._together(value, error), count)
+        return found
+
     def value(self, row: Row) -> Value | None:
         """Return the value for a checkpoint; None unless all datasets of the column are there."""
-        known = row.scores
-        try:
-            values, errors, *_ = zip(*[known[name] for name in self.datasets], strict=True)
-        except (KeyError, ValueError):  # one is missing, or all are
-            return None
-        count = len(values)
+        return self.values([row])[0]
+
+    def _together(
+        self, values: Sequence[float], errors: Sequence[float] | None
+    ) -> tuple[float, float | None]:
         if self.aggregate is not None:
-            told = {name: known[name][:2] for name in self.datasets}
-            value, error = self.aggregate.value(told) or (math.nan, None)
-            return Value(value, error, count)
-        error = None if None in errors else math.hypot(*errors) / count
-        return Value(sum(values) / count, error, count)
+            return self.aggregate.of(values, errors)
+        error = None if errors is None else math.hypot(*errors) / len(errors)
+        return sum(values) / len(values), error
 
     def error(self, row: Row, of: Callable[[Score], float]) -> float:
         """Return the standard error of its value for a checkpoint, where those of scores are so."""
@@ -124,15 +108,8 @@ def series(
         UserError: a training has no run.
     """
     chosen = [each for each in measured if suite in (None, each.suite)]
-    for name in trainings:
-        if not any(_is_of(each, name) for each in chosen):
-            known = sorted({each.training for each in chosen})
-            shown = "".join(f"\n  {each}" for each in known[:20])
-            raise UserError(
-                f"no run of a checkpoint in {name!r}. There are runs of:{shown or ' none'}"
-            )
     if trainings:
-        chosen = [each for each in chosen if any(_is_of(each, name) for name in trainings)]
+        chosen = _chosen(chosen, trainings)
     chosen.sort(key=lambda each: each.created)
     latest = {each.checkpoint: each.identity for each in chosen}
     current = [each for each in chosen if latest[each.checkpoint] == each.identity]
@@ -141,31 +118,38 @@ def series(
         notes.append(
             f"{plural(replaced, 'run')} of checkpoints that were written again since are left out"
         )
-    asked: dict[str, str] = {}
     groups: dict[str, str] = {}
     aggregates: dict[str, Aggregate] = {}
     for each in current:
         aggregates |= each.aggregates
         groups |= each.groups
-    for each in reversed(current):  # what the newest has asked counts
-        for name in each.scores.keys() - asked.keys():
-            asked[name] = each.scores[name][ASKED]
-    rows: dict[str, list[Measured]] = {}
-    for each in current:
-        rows.setdefault(each.checkpoint, []).append(each)
-    unlike: Counter[str] = Counter()
-    found = [_row(runs[::-1], asked, unlike) for runs in rows.values()]
+    rows, unlike = rows_of(current)
     notes += [
         f"{name}: {plural(count, 'score')} left out, asked otherwise than in its newest run"
-        for name, count in unlike.items()
+        for name, count in sorted(unlike.items())
     ]
-    found.sort(key=lambda r: (r.training, r.step is None, r.step or 0, r.created))
+    rows.sort(key=lambda r: (r.training, r.step is None, r.step or 0, r.created, r.checkpoint))
     datasets: dict[str, None] = {}
-    for row in found:
-        if not (row.scores.keys() <= datasets.keys() and datasets.keys() >= set(row.missing)):
-            datasets |= dict.fromkeys((*row.scores, *row.missing))
-    made = Series(found, list(datasets), groups, notes, aggregates)
+    for row in rows:
+        its = in_columns(row.scores).columns
+        if not (its.keys() <= datasets.keys() and datasets.keys() >= set(row.missing)):
+            datasets |= dict.fromkeys((*its, *row.missing))
+    made = Series(rows, list(datasets), groups, notes, aggregates)
     return made._replace(notes=[*notes, *_without(made)])
+
+
+def _chosen(measured: Sequence[Measured], trainings: Sequence[str]) -> list[Measured]:
+    known = sorted({each.training for each in measured})
+    wanted: set[str] = set()
+    for name in trainings:
+        its = [each for each in known if _is_of(each, name)]
+        if not its:
+            shown = "".join(f"\n  {each}" for each in known[:20])
+            raise UserError(
+                f"no run of a checkpoint in {name!r}. There are runs of:{shown or ' none'}"
+            )
+        wanted.update(its)
+    return [each for each in measured if each.training in wanted]
 
 
 def _without(found: Series) -> Iterator[str]:
@@ -174,15 +158,20 @@ def _without(found: Series) -> Iterator[str]:
         if why := _why_unlike(found, aggregate.factors):
             yield f"{name} is left out: {why}"
             continue
-        lacking = [each for row in found.rows if (each := aggregate.missing(row.scores))]
+        lacking: dict[str, None] = {}
+        without = 0
+        for columns, places in by_columns(found.rows):
+            if missing := aggregate.missing(columns):
+                lacking |= dict.fromkeys(missing)
+                without += len(places)
         if lacking:
-            shown = ", ".join(list(dict.fromkeys(n for each in lacking for n in each))[:5])
-            yield f"{name} is not known of {plural(len(lacking), 'checkpoint')}, without {shown}"
+            shown = ", ".join(list(lacking)[:5])
+            yield f"{name} is not known of {plural(without, 'checkpoint')}, without {shown}"
 
 
-def _is_of(measured: Measured, name: str) -> bool:
-    """Return whether a run is of a training: its folder or one above, or the end of their paths."""
-    training = Path(measured.training)
+def _is_of(folder: str, name: str) -> bool:
+    """Return whether a training is named: its folder or one above, or the end of their paths."""
+    training = Path(folder)
     given = Path(name)
     if given.is_absolute() or given.exists():
         absolute = given.absolute()
@@ -190,41 +179,6 @@ def _is_of(measured: Measured, name: str) -> bool:
     count = len(given.parts)
     ends = (training, *training.parents)
     return any(each.parts[-count:] == given.parts for each in ends)
-
-
-def _row(runs: Sequence[Measured], asked: Mapping[str, str], unlike: Counter[str]) -> Row:
-    """Return the row of a checkpoint from its runs, the newest first.
-
-    The newest score of a dataset counts, and those of runs that stopped early only without others.
-    """
-    scores: dict[str, Plain] = {}
-    parts = [run for run in runs if run.decided]
-    for run in (*parts[::-1], *(run for run in runs[::-1] if not run.decided)):
-        others = {name for name, score in run.scores.items() if score[ASKED] != asked[name]}
-        unlike.update(others)
-        scores |= (
-            {n: run.scores[n] for n in run.scores if n not in others} if others else run.scores
-        )
-    newest = runs[0]
-    of_parts = (  # the value itself tells of which run it is
-        run.decided for run in parts if any(scores.get(n) is run.scores[n] for n in run.scores)
-    )
-    known = [run.gpu_seconds for run in runs if run.gpu_seconds is not None]
-    return Row(
-        training=f"{newest.training} (averages)" if newest.average else newest.training,
-        step=newest.step,
-        checkpoint=newest.checkpoint,
-        runs=[run.run for run in runs],
-        created=newest.created,
-        scores=scores,
-        missing=[name for name in newest.missing if name not in scores],
-        gpu_seconds=sum(known) if known else None,
-        seconds=newest.seconds,
-        planned_seconds=newest.planned_seconds,
-        ended=all(run.ended for run in runs),
-        warnings={name: words for run in runs[::-1] for name, words in run.warnings.items()},
-        decided=next(of_parts, ""),
-    )
 
 
 def column(text: str, found: Series) -> Column:
@@ -337,13 +291,15 @@ def _averaged(found: Series, group: str | None) -> list[str]:
     checkpoints have would make their means unlike, and is left out.
     """
     names = {name for name in found.datasets if group in (None, found.groups.get(name))}
-    whole = [row.scores for row in found.rows if not row.missing]
-    for scores in whole:
-        if not names <= scores.keys():
-            names &= scores.keys()
-    for scores in whole or [row.scores for row in found.rows]:
-        if odd := [name for name, (value, *_) in scores.items() if not 0 <= value <= 1]:
-            names.difference_update(odd)
+    whole = [row for row in found.rows if not row.missing]
+    for columns, _ in by_columns(whole):
+        names &= columns.keys()
+    for columns, places in by_columns(whole or found.rows):
+        pick = picker(columns, [line for _, line in places])
+        for name in names & columns.keys():
+            values = pick(columns[name].values)
+            if not all(map(math.isfinite, values)) or min(values) < 0 or max(values) > 1:
+                names.discard(name)
     return [name for name in found.datasets if name in names and _direction(found, name)]
 
 
@@ -370,7 +326,8 @@ def best(found: Series, by: Column) -> Best:
     Raises:
         UserError: no checkpoint has a value.
     """
-    values = [(row, value) for row in found.rows if (value := by.value(row)) is not None]
+    every = by.values(found.rows)
+    values = [(row, v) for row, v in zip(found.rows, every, strict=True) if v is not None]
     if not values:
         raise UserError(f"no checkpoint has all scores of {by.name!r}")
     sign = 1 if _direction(found, by.datasets[0]) else -1
@@ -383,4 +340,5 @@ def best(found: Series, by: Column) -> Best:
         and its.stderr is not None
         and abs(value.value - its.value) <= _SURE * math.hypot(value.stderr, its.stderr)
     ]
-    return Best(row, value, close, [r for r in found.rows if by.value(r) is None])
+    without = [r for r, its in zip(found.rows, every, strict=True) if its is None]
+    return Best(row, value, close, without)

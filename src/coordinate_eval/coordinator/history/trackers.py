@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from coordinate_eval import _files
 from coordinate_eval.coordinator.history import measured, telling
 from coordinate_eval.coordinator.history.alarms import alarms
-from coordinate_eval.coordinator.history.series import Row, Series, mean_column
+from coordinate_eval.coordinator.history.rows import Row
+from coordinate_eval.coordinator.history.series import Series, mean_column
 from coordinate_eval.errors import UserError
 
 STEP = "train/step"

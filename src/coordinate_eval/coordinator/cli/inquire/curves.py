@@ -1,40 +1,16 @@
 """Curves of scores in the terminal: sparklines, where they go, and where they jump."""
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from coordinate_eval._format import plural
+from coordinate_eval._format import bars, plural
 from coordinate_eval.coordinator.history.curve import LEAST, SLOPE_STEPS, Curve, curve_of
 from coordinate_eval.coordinator.history.noise import Noise, noise_of
-from coordinate_eval.coordinator.history.series import Column, Row, Series
-
-_BARS = "▁▂▃▄▅▆▇█"
-
-
-def sparkline(values: Sequence[float | None], most: int = 60) -> str:
-    """Return a curve of at most so many characters; a gap where nothing is known."""
-    drawn, known = bars(values, most)
-    return f"{drawn}  {known[0]:.4f} → {known[-1]:.4f}" if known else ""
-
-
-def bars(values: Sequence[float | None], most: int) -> tuple[str, list[float]]:
-    """Return a curve of at most so many characters, and the values in it that are known."""
-    step = max(1, -(-len(values) // most))
-    kept = [values[min(place + step, len(values)) - 1] for place in range(0, len(values), step)]
-    known = [each for each in kept if each is not None and math.isfinite(each)]
-    low, span = (min(known), max(known) - min(known)) if known else (0.0, 0.0)
-
-    def bar(value: float | None) -> str:
-        if value is None or not math.isfinite(value):
-            return " "
-        part = (value - low) / span if span else 0.5
-        return _BARS[min(len(_BARS) - 1, int(part * len(_BARS)))]
-
-    return "".join(map(bar, kept)), known
+from coordinate_eval.coordinator.history.rows import Row
+from coordinate_eval.coordinator.history.series import Column, Series
 
 
 def curves(found: Series, columns: Sequence[Column]) -> dict[str, dict[str, Any]]:
@@ -63,7 +39,7 @@ def curves_table(found: Series, columns: Sequence[Column]) -> Table:
     for training, column, rows, curve in _each(found, columns):
         name = f"{column.name} ({len(column.datasets)})" if column.mean else column.name
         first = [escape(training)] * several
-        values = [None if (v := column.value(row)) is None else v.value for row in rows]
+        values = [None if each is None else each.value for each in column.values(rows)]
         drawn, _ = bars(values, 20)
         if curve is None:
             table.add_row(*first, escape(name), "", "", "too few checkpoints", drawn)

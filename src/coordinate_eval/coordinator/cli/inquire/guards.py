@@ -14,8 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval import _files
-from coordinate_eval._format import brief, plural, whole_duration
-from coordinate_eval.coordinator.cli.inquire.curves import bars
+from coordinate_eval._format import bars, brief, plural, whole_duration
 from coordinate_eval.coordinator.cli.output import table_console, write_json
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.training.guarding.attempts import GuardDir, Guarded

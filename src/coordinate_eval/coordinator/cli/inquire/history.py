@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
@@ -11,21 +12,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval import _files
-from coordinate_eval._format import plural, visible
-from coordinate_eval.coordinator.cli.inquire.curves import (
-    curves,
-    curves_table,
-    noise,
-    noise_table,
-    sparkline,
-)
-from coordinate_eval.coordinator.cli.inquire.runs import readable_runs
+from coordinate_eval._format import plural, sparkline, visible
 from coordinate_eval.coordinator.cli.output import console, say, table_console, write_json
 from coordinate_eval.coordinator.history import measured
+from coordinate_eval.coordinator.history.columns import in_columns
 from coordinate_eval.coordinator.history.measured import Measured
+from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import (
     Column,
-    Row,
     Series,
     Value,
     best,
@@ -36,8 +30,6 @@ from coordinate_eval.coordinator.history.series import (
     series,
 )
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.report.results import read_results
-from coordinate_eval.coordinator.run.claiming.decided import in_part, part_lines
 from coordinate_eval.errors import CoordinateError, UserError
 
 
@@ -62,9 +54,15 @@ def load(settings: Settings) -> tuple[list[Measured], list[str]]:
     """
     found, problems = measured.read(settings.runs_dir)
     whole = {each.run for each in found if each.complete}
-    places = {PurePath(each.dir).name for each in found if each.complete}
+    whole |= {os.path.basename(each.dir) for each in found if each.complete}  # noqa: PTH119 - fast
     by_run = {each.run: each for each in found}
-    for run_dir, run in readable_runs(settings, whole | places, problems):
+    names = _files.names(Path(settings.runs_dir).expanduser())
+    if all(name in whole or name.startswith(".") for name in names):
+        return found, problems
+    from coordinate_eval.coordinator.cli.inquire.runs import readable_runs
+    from coordinate_eval.coordinator.report.results import read_results
+
+    for run_dir, run in readable_runs(settings, whole, problems):
         try:
             results = read_results(run_dir)
             before = by_run.get(run.id)
@@ -95,7 +93,7 @@ def curve_lines(settings: Settings, folder: str) -> list[str]:
         its = alone(known, found, training, None)
         if (mean := mean_column(its, its.rows)) is None:
             continue
-        values = [mean.value(row) for row in its.rows if row.step is not None]
+        values = mean.values([row for row in its.rows if row.step is not None])
         means = [each.value for each in values if each is not None]
         if len(means) >= 3:
             whose = f"{PurePath(training).name}: " if len(trainings) > 1 else ""
@@ -127,8 +125,12 @@ def show_history(settings: Settings, wanted: Wanted, form: str, parquet: Path | 
     elif form == "csv":
         sys.stdout.write(visible(_csv(found, columns, wanted)))
     elif wanted.curve:
+        from coordinate_eval.coordinator.cli.inquire.curves import curves_table
+
         table_console().print(curves_table(found, columns))
     elif wanted.noise:
+        from coordinate_eval.coordinator.cli.inquire.curves import noise_table
+
         table_console().print(noise_table(found, columns))
     else:
         _print(found, columns, wanted, settings)
@@ -154,6 +156,8 @@ def show_best(settings: Settings, wanted: Wanted, by: str, *, as_json: bool) -> 
     else:
         out(f"{chosen.row.checkpoint}: {by} {_number(chosen.value)}")
         if chosen.row.decided:
+            from coordinate_eval.coordinator.run.claiming.decided import in_part
+
             out(f"its scores are of a part of the items: {in_part(chosen.row.decided)}")
         if chosen.close:
             shown = ", ".join(f"{row.name} ({_number(value)})" for row, value in chosen.close[:5])
@@ -202,8 +206,7 @@ def _tokens(row: Row, wanted: Wanted) -> int | None:
 
 
 def _document(found: Series, columns: Sequence[Column], wanted: Wanted) -> dict[str, Any]:
-    def told(row: Row) -> dict[str, Any]:
-        values = {each.name: each.value(row) for each in columns}
+    def told(row: Row, values: Sequence[Value | None]) -> dict[str, Any]:
         return {
             "training": row.training,
             "step": row.step,
@@ -213,23 +216,36 @@ def _document(found: Series, columns: Sequence[Column], wanted: Wanted) -> dict[
             "created": row.created,
             "gpu_seconds": row.gpu_seconds,
             "columns": {
-                name: None if value is None else value._asdict() for name, value in values.items()
+                each.name: None if value is None else value._asdict()
+                for each, value in zip(columns, values, strict=True)
             },
-            "scores": {name: row.score(name)._asdict() for name in row.scores},
+            "scores": in_columns(row.scores).document(),
             "missing": list(row.missing),
             "decided": row.decided,
         }
 
+    more: dict[str, Any] = {}
+    if wanted.curve or wanted.noise:
+        from coordinate_eval.coordinator.cli.inquire.curves import curves, noise
+
+        more = {"curves": curves(found, columns)} if wanted.curve else {}
+        more |= {"noise": noise(found, columns)} if wanted.noise else {}
     return {
         "schema": "coordinate-eval/history@1",
         "columns": {each.name: list(each.datasets) for each in columns},
         "datasets": list(found.datasets),
         "groups": dict(found.groups),
-        "rows": [told(row) for row in found.rows],
+        "rows": [told(*each) for each in zip(found.rows, _values(found, columns), strict=True)],
         "notes": list(found.notes),
-        **({"curves": curves(found, columns)} if wanted.curve else {}),
-        **({"noise": noise(found, columns)} if wanted.noise else {}),
+        **more,
     }
+
+
+def _values(found: Series, columns: Sequence[Column]) -> list[tuple[Value | None, ...]]:
+    """Return the values of each checkpoint in the columns."""
+    if not columns:
+        return [()] * len(found.rows)
+    return list(zip(*(each.values(found.rows) for each in columns), strict=True))
 
 
 def _csv(found: Series, columns: Sequence[Column], wanted: Wanted) -> str:
@@ -239,8 +255,7 @@ def _csv(found: Series, columns: Sequence[Column], wanted: Wanted) -> str:
     writer.writerow(
         ["training", "step", "tokens", "checkpoint", "gpu_hours", "missing", "decided", *heads]
     )
-    for row in found.rows:
-        values = [each.value(row) for each in columns]
+    for row, values in zip(found.rows, _values(found, columns), strict=True):
         cells = [
             cell
             for value in values
@@ -295,7 +310,7 @@ def _print(found: Series, columns: Sequence[Column], wanted: Wanted, settings: S
         out("no scores yet" if found.rows else f"no runs under {settings.runs_dir}")
         return
     several = len({row.training for row in found.rows}) > 1
-    values = [[each.value(row) for each in columns] for row in found.rows]
+    values = _values(found, columns)
     for part in _parts(columns, found.rows, where.width, several=several):
         table = Table()
         if several:
@@ -307,6 +322,7 @@ def _print(found: Series, columns: Sequence[Column], wanted: Wanted, settings: S
             head = columns[place]
             title = f"{head.name} ({len(head.datasets)})" if head.mean else head.name
             table.add_column(escape(title), justify="right", no_wrap=True)
+        lines = []
         for row, cells in zip(found.rows, values, strict=True):
             first = [escape(row.training)] * several
             first.append(escape(_step(row)))
@@ -314,15 +330,22 @@ def _print(found: Series, columns: Sequence[Column], wanted: Wanted, settings: S
                 tokens = _tokens(row, wanted)
                 first.append("" if tokens is None else f"{tokens:.3g}")
             shown = [cells[place] for place in part]
-            table.add_row(*first, *("" if value is None else _number(value) for value in shown))
+            lines.append([*first, *("" if value is None else _number(value) for value in shown)])
+        # rich draws ten thousand lines of a cell in half the time of ten thousand rows.
+        together = lines if several else [["\n".join(c) for c in zip(*lines, strict=True)]]
+        for cells_of_row in together:
+            table.add_row(*cells_of_row)
         where.print(table)
     if len(found.rows) > 2 and not several:
         width = max(len(each.name) for each in columns)
         for place, each in enumerate(columns):
             curve = [None if (value := cells[place]) is None else value.value for cells in values]
             out(f"{each.name:<{width}}  {sparkline(curve)}")
-    for line in part_lines((_step(row), row.decided) for row in found.rows):
-        out(line)
+    if any(row.decided for row in found.rows):
+        from coordinate_eval.coordinator.run.claiming.decided import part_lines
+
+        for line in part_lines((_step(row), row.decided) for row in found.rows):
+            out(line)
     if lacking := [row for row in found.rows if row.missing]:
         count = sum(len(row.missing) for row in lacking)
         out(

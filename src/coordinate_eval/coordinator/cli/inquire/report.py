@@ -17,7 +17,8 @@ from coordinate_eval.coordinator.display.experiment_page import Compared, Experi
 from coordinate_eval.coordinator.display.run_page import write_report
 from coordinate_eval.coordinator.history.curve import item_error
 from coordinate_eval.coordinator.history.measured import Measured as Kept
-from coordinate_eval.coordinator.history.series import Row, Series, series
+from coordinate_eval.coordinator.history.rows import Row
+from coordinate_eval.coordinator.history.series import Series, series
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.run.paths import RunDir
