@@ -19,6 +19,7 @@ FALSE_RATE = 0.006
 _LEVEL = 4  # newest scores whose mean is the level now
 _TREND = 12  # newest scores through which a line goes on
 _SCATTER = 24  # newest errors of that line, which tell its usual error
+_OF_TAILS = 12  # of them, as many count for a dataset alone: its errors have heavier tails
 _TOGETHER = (1, 2)  # newest scores that are tested together
 _SPREAD = 1.4826  # of a normal distribution, over its median absolute deviation
 _OWN_NOISE = 0.01  # of a dataset between two saves, beside that of its items
@@ -76,7 +77,9 @@ def _falls(found: Series, rows: Sequence[Row]) -> Iterator[Alarm]:
     for curves in (single, means):
         last: dict[str, int] = {}
         for curve in curves:
-            for fall in _scan(curve, shared / len(curves)):
+            for fall in _scan(
+                curve, shared / len(curves), _SCATTER if curves is means else _OF_TAILS
+            ):
                 row, value, error = curve.points[fall.place]
                 place = rows.index(row)
                 if abs(place - last.get(curve.what, -_SETTLED)) < _SETTLED and curves is means:
@@ -132,8 +135,13 @@ def _of_mean(rows: Sequence[Row], together: Column, *, by_precision: bool = Fals
     return _Curve("mean", how, 1, points)
 
 
-def _scan(curve: _Curve, rate: float) -> list[_Fall]:
-    """Return the falls of a curve. `rate` is the probability that one begins by chance."""
+def _scan(curve: _Curve, rate: float, most: int) -> list[_Fall]:
+    """Return the falls of a curve.
+
+    Args:
+        rate: the probability that one begins by chance.
+        most: errors that tell the usual one as if they were normal, at most.
+    """
     from scipy.special import stdtr
 
     past: list[tuple[float, float]] = []  # values, turned so that more is better; errors
@@ -147,7 +155,9 @@ def _scan(curve: _Curve, rate: float) -> list[_Fall]:
         else:
             falls.append(_Fall(place, kind, curve.sign * expected, place))
 
+    steps: list[int] = []  # of the past
     for place, point in enumerate(curve.points):
+        step = point.row.step or 0
         now, noise = curve.sign * point.value, point.stderr or 0.0
         level, level_noise = _level(past) if past else (now, noise)
         if _is_collapse(now, level, math.hypot(noise, level_noise), curve.sign):
@@ -160,13 +170,15 @@ def _scan(curve: _Curve, rate: float) -> list[_Fall]:
             before = [each for each, _ in past[: len(past) + 1 - newest]]
             if len(before) < _LEVEL:
                 continue
-            line = _line(before[-_TREND:], (newest - 1) / 2)
+            first = max(0, len(before) - _TREND)
+            then = sum([*steps[len(before) :], step]) / newest
+            line = _line(steps[first : len(before)], before[first:], then)
             together = [now, *(each for each, _ in past[len(before) :])]
             found[newest] = sum(together) / newest - line
             # While scores rise fast, a line overshoots: a score that rises has not dropped.
             if len(errors[newest]) >= _LEVEL and now < past[-1][0]:
                 scale = _usual(errors[newest][-_SCATTER:])
-                freedom = min(len(errors[newest]), _SCATTER) - 1
+                freedom = min(len(errors[newest]), most) - 1
                 if scale and stdtr(freedom, found[newest] / scale) < rate / len(_TOGETHER):
                     dropped = line
         if dropped is not None:
@@ -175,10 +187,12 @@ def _scan(curve: _Curve, rate: float) -> list[_Fall]:
             if fallen < _SETTLED:
                 continue
             past.clear()
+            steps.clear()
         fallen = 0
         for newest, error in found.items():
             errors[newest].append(error)
         past.append((now, noise))
+        steps.append(step)
     return falls
 
 
@@ -201,13 +215,14 @@ def _level(past: Sequence[tuple[float, float]]) -> tuple[float, float]:
     )
 
 
-def _line(values: Sequence[float], further: float) -> float:
-    """Return where the line through values goes next, or so many places further."""
-    count = len(values)
-    middle, mean = (count - 1) / 2, sum(values) / count
-    spread = sum((n - middle) ** 2 for n in range(count))
-    slope = sum((n - middle) * (v - mean) for n, v in enumerate(values)) / spread
-    return mean + slope * (count - middle + further)
+def _line(steps: Sequence[int], values: Sequence[float], at: float) -> float:
+    """Return where the line through the values at these steps is at another step."""
+    middle, mean = sum(steps) / len(steps), sum(values) / len(values)
+    spread = sum((step - middle) ** 2 for step in steps)
+    if not spread:
+        return mean
+    slope = sum((s - middle) * (v - mean) for s, v in zip(steps, values, strict=True)) / spread
+    return mean + slope * (at - middle)
 
 
 def _usual(errors: Sequence[float]) -> float:
