@@ -112,6 +112,8 @@ def test_generations_of_llama(
         ({"norm_eps": None}, "norm_eps"),
         ({"dim": "64"}, "dim"),
         ({"multiple_of": None}, "hidden_dim"),
+        ({"ffn_dim_multiplier": 1e308}, "ffn_dim_multiplier"),
+        ({"model": 3}, "object"),
         ({"hidden_dim": 96, "sliding_window": [None, 32]}, "sliding windows"),
         ({"hidden_dim": 96, "rope_theta": 1e4, "moe": {"num_experts": 4}}, "moe"),
     ],

@@ -42,6 +42,7 @@ _AS_ALWAYS: Mapping[str, tuple[object, ...]] = {
 }
 """Settings with the values that all of these models have."""
 
+_MOST = 1e9  # above any number of a model
 _LARGE_LLAMA = 4096  # width of the smallest whose rotary frequencies are scaled by 8 in Llama 3
 
 
@@ -64,7 +65,9 @@ def read(file: Path) -> dict[str, Any]:
 
 def _derived(whole: Mapping[str, Any], file: Path) -> dict[str, Any]:
     model = whole.get("model", whole)
-    given = {k: v for k, v in model.items() if v not in (None, False)} if model else {}
+    if not isinstance(model, dict):
+        raise _unclear(file, "its model must be an object")
+    given = {k: v for k, v in model.items() if v not in (None, False)}
     _check_known(given, file)
     if type(given["dim"]) is not int or not 0 < given["dim"] < 1 << 20:
         raise _unclear(file, f"dim must be a number, not {given['dim']!r}")
@@ -97,7 +100,8 @@ def _check_known(given: Mapping[str, Any], file: Path) -> None:
     for name in numbers:
         if name in _NEEDED and name not in given:
             raise _unclear(file, f"it does not say {name}")
-        if not isinstance(given.get(name, 0), int | float):
+        number = given.get(name, 0)
+        if not isinstance(number, int | float) or not abs(number) < _MOST:
             raise _unclear(file, f"{name} must be a number")
 
 
