@@ -168,6 +168,28 @@ def test_parts_of_another_save_are_refused(tmp_path: Path) -> None:
         tensors(one)
 
 
+def optimized(folder: Path, steps: list[float]) -> list[Path]:
+    """The files of a model whose optimizer has made so many steps of each parameter."""
+    sides(folder)
+    counters = {f"w{n}": {"step": torch.tensor(step)} for n, step in enumerate(steps)}
+    content = {"model": state(), "optimizer": {"state": counters}}
+    dcp.save(content, storage_writer=dcp.FileSystemWriter(folder, thread_count=4), no_dist=True)
+    return sorted(folder.glob("*.distcp"))
+
+
+def test_files_of_two_steps_are_told_by_the_optimizer(tmp_path: Path) -> None:
+    one, other = (optimized(tmp_path / f"step-{n}", [float(n)] * 12) for n in (100, 200))
+    assert len(one) == len(other) == 4
+    inspect(tmp_path / "step-200")
+    shutil.copy(one[3], other[3])
+    refused(tmp_path / "step-200", "mixes files of two steps", "100", "200")
+
+
+def test_parameters_that_were_trained_later_are_no_other_step(tmp_path: Path) -> None:
+    optimized(tmp_path / "step-200", [200.0, 200.0, 50.0] * 4)
+    inspect(tmp_path / "step-200")
+
+
 # -- what is hostile -----------------------------------------------------------------------------
 
 

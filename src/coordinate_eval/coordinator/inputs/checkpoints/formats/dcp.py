@@ -12,7 +12,9 @@ a tensor each of them has.
 import contextlib
 import dataclasses
 import json
+import os
 import re
+import struct
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -43,6 +45,9 @@ FOLDERS: Final = re.compile(r"pytorch_model_fsdp_0|model_and_optim|model|dcp|sha
 _SHARD = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
 _OF_OPTIMIZERS = ("optimizer.", "chained_")  # names in Megatron's, which has no nested dicts
 _SHARDING = "DCP_SHARDING_INFO"  # torch/distributed/checkpoint/_hf_utils.py
+_COUNTER = re.compile(r"(?:.*\.)?optim(?:izer)?(?:_\d+)?\..*\.step", re.DOTALL)
+_COUNTERS = 3  # that are read of each file whose steps are in doubt
+_FLOAT = struct.Struct("<f")
 _MOST_METADATA_BYTES = 64 << 20
 _MOST_OPCODES = 8_000_000  # 110,000 parts of tensors; what they make takes up to a GiB
 _MOST_PARTS, _MOST_TENSORS = 1_000_000, 500_000
@@ -173,6 +178,7 @@ def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
     folder = metadata.parent
     layouts = {name: _placed(folder, found[n], saved) for n, name in own.items()}
     _check_files(folder, layouts.values(), {file.name for file in weights})
+    _check_steps(folder, saved)
     return Stored(layouts)
 
 
@@ -231,6 +237,47 @@ def _check_files(folder: Path, layouts: Collection[Layout], listed: Container[st
                 f"{file} has {there:,} of the {end:,} bytes that {METADATA} promises: it was cut "
                 "short, or is of another save. Copy it again, or save the checkpoint again"
             )
+
+
+def _check_steps(folder: Path, saved: _Saved) -> None:
+    """Check that the optimizer has made as many steps in the files of all ranks.
+
+    A parameter that was trained later has a smaller counter. So a file counts whose counters are
+    several and alike.
+
+    Raises:
+        UserError: Files of two steps are mixed.
+    """
+    counters: dict[str, list[str]] = {}
+    for (name, _), part in saved.parts.items():
+        layout = saved.tensors.get(name) if _COUNTER.fullmatch(name) else None
+        if layout and (layout.dtype, layout.shape) == ("float32", ()):
+            counters.setdefault(part.file, []).append(name)
+    files = {file: sorted(names) for file, names in counters.items() if len(names) >= _COUNTERS}
+    if len({_counter(folder, names[0], saved) for names in files.values()}) < 2:
+        return
+    told: dict[float, str] = {}
+    for file, names in sorted(files.items()):
+        some = {_counter(folder, n, saved) for n in names[:: len(names) // _COUNTERS]}
+        if len(some) == 1 and (step := some.pop()) is not None:
+            told.setdefault(step, file)
+    if len(told) > 1:
+        (first, one), (later, other) = sorted(told.items())[:: len(told) - 1]
+        raise UserError(
+            f"the checkpoint mixes files of two steps: in {folder / one} the optimizer has made "
+            f"{first:g} steps, in {other} {later:g}. Save it again, into an empty folder"
+        )
+
+
+def _counter(folder: Path, name: str, saved: _Saved) -> float | None:
+    """Return how many steps an optimizer has made of a parameter; None if that cannot be read."""
+    with contextlib.suppress(OSError, UserError, struct.error):  # it is not needed
+        for saved_part in _placed(folder, name, saved).boxes:
+            box = _in_blob(saved_part, "float32")
+            with checkpoint_files.opened(box.file, weights=True) as opened:
+                value: float = _FLOAT.unpack(os.pread(opened.fileno(), _FLOAT.size, box.at))[0]
+                return value
+    return None
 
 
 def _in_blob(box: Box, dtype: str) -> Box:
