@@ -56,6 +56,24 @@ def test_a_healthy_training_raises_no_alarm() -> None:
     assert len(raised) <= 2, told(raised)  # of 200 checkpoints; less than one in a hundred
 
 
+def test_a_drop_is_told_from_a_step_that_came_sooner() -> None:
+    noise = random.Random(1)
+    steps = [0]
+    for n in range(30):
+        steps.append(steps[-1] + (100, 900)[n % 2])
+
+    def raised(drop: float) -> list[tuple[str, str, int | None]]:
+        rows = []
+        for step in steps:
+            level = 0.2 + 3e-5 * step - drop * (step >= steps[-2])
+            scores = {name: share(level + noise.gauss(0, 0.0005)) for name in DATASETS}
+            rows.append(row(step, scores))
+        return told(alarms(Series(rows, DATASETS, {}, [])))
+
+    assert raised(0.0) == []
+    assert ("drop", "mean", steps[-2]) in raised(0.01)  # a usual step is 0.015
+
+
 def test_a_small_drop_of_everything_is_found_in_the_mean_within_two_checkpoints() -> None:
     for seed in range(5):
         raised = alarms(training(lambda step, _: -0.03 * (step >= 30), seed))
