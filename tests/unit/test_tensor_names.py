@@ -17,6 +17,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Box, 
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source as TensorSource
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
     Stored,
+    bytes_of,
     put_together,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.names import mapping, patterns
@@ -103,6 +104,8 @@ def test_weights_of_a_trainer_are_those_of_hugging_face(
         assert found.tensors == {k: Tensor("float32", tuple(v.shape)) for k, v in wanted.items()}
         for name, tensor in wanted.items():
             assert torch.equal(found.read(name), tensor), name
+            parts = found.parts(name, memoryview(bytearray(1 << 10)))
+            assert b"".join(map(bytes, parts)) == bytes(bytes_of(tensor)), name
 
 
 def test_rows_that_stay_in_their_order_are_told_by_where_they_lie(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from coordinate_eval.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-_BLOCK_BYTES = 64 << 20  # of a product, in float32, at a time
+_BLOCK_BYTES = 1 << 20  # of a product, in float32, at a time: a cache holds it
 _OTHER = "Is it the adapter's base? --base names another one"
 
 # What all experts' matrices in one tensor are in files that have each expert's apart.

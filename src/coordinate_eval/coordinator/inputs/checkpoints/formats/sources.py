@@ -115,9 +115,31 @@ def put_together(layout: Layout) -> "torch.Tensor":
         where = f"{layout.boxes[0].file}: " if layout.boxes else ""
         raise UserError(f"{where}torch has no numbers of type {layout.dtype}")
     made = torch.empty(layout.shape, dtype=kind)
-    for _ in blocks(layout, bytes_of(made)):  # all of it is one block
-        pass
+    _read_whole(layout, bytes_of(made))
     return made
+
+
+def bits(layout: Layout) -> "np.ndarray[Any, Any]":
+    """Return the tensor of a layout, with numbers of as many bits in the place of its own.
+
+    Raises:
+        UserError: As for `blocks`.
+    """
+    import numpy as np
+
+    made = np.empty(layout.shape, _kind(layout))
+    _read_whole(layout, made.reshape(-1).view("u1").data)
+    return made
+
+
+def _kind(layout: Layout) -> str:
+    item = ITEM_BYTES[layout.dtype]
+    return f"u{item}" if item <= 8 else f"c{item}"
+
+
+def _read_whole(layout: Layout, room: memoryview) -> None:
+    for _ in blocks(layout, room):  # there is one
+        pass
 
 
 def bytes_of(tensor: "torch.Tensor") -> memoryview:
@@ -138,7 +160,7 @@ def blocks(layout: Layout, buffer: memoryview) -> Iterator[memoryview]:
     import numpy as np
 
     layout, shape, item = layout.placed(), layout.put_together, ITEM_BYTES[layout.dtype]
-    kind = np.dtype(f"u{item}" if item <= 8 else "c16")
+    kind = _kind(layout)
     corners = (len(layout.boxes), len(shape))
     begins = np.array([box.begin for box in layout.boxes], np.int64).reshape(corners)
     ends = np.array([box.ends for box in layout.boxes], np.int64).reshape(corners)
@@ -167,7 +189,7 @@ def blocks(layout: Layout, buffer: memoryview) -> Iterator[memoryview]:
                         files.read(box.file, box.at, whole[number])
                     found = whole[number][(part.at - box.at) // item :]
                 strides = [stride * item for stride in part.strides]
-                _copy(place, np.lib.stride_tricks.as_strided(found, part.shape, strides))
+                copy(place, np.lib.stride_tricks.as_strided(found, part.shape, strides))
             yield block
 
 
@@ -189,7 +211,7 @@ def _cuts(shape: Sequence[int], most: int) -> Iterator[tuple[tuple[int, ...], tu
             yield (*outer, start, *(0 for _ in rest)), (*(1 for _ in outer), rows, *rest)
 
 
-def _copy(target: "np.ndarray[Any, Any]", source: "np.ndarray[Any, Any]") -> None:
+def copy(target: "np.ndarray[Any, Any]", source: "np.ndarray[Any, Any]") -> None:
     """Copy numbers; where rows of one are columns of the other, in tiles that a cache holds."""
     import numpy as np
 

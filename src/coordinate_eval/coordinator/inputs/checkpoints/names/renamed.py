@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinate_eval._format import brief
 from coordinate_eval._text_config import TextConfig
@@ -19,7 +19,12 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import (
     Tensor,
     window,
 )
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source, put_together
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
+    Source,
+    bits,
+    copy,
+    put_together,
+)
 from coordinate_eval.coordinator.inputs.checkpoints.names import patterns
 from coordinate_eval.coordinator.inputs.checkpoints.names.patterns import Numbers, pattern
 from coordinate_eval.errors import UserError
@@ -52,6 +57,20 @@ class _Recipe:
     transpose: bool
     heads: int
     """Heads whose rows are pairs, and become halves; 0: none."""
+
+    @property
+    def reorders(self) -> bool:
+        """Return whether elements get another order when pieces are put together."""
+        return self.transpose or bool(self.heads)
+
+    def view(self, made: Any) -> Any:  # noqa: ANN401 - an array or a tensor
+        """Return what was put together in the order of the tensor, in more dimensions or not."""
+        if self.transpose:
+            made = made.swapaxes(-1, -2)
+        if self.heads:
+            pairs = made.shape[0] // self.heads // 2
+            made = made.reshape(self.heads, pairs, 2, *made.shape[1:]).swapaxes(1, 2)
+        return made
 
 
 class Renamed(Source):
@@ -97,18 +116,29 @@ class Renamed(Source):
             rest = recipe.base[1:]
             found = [self._part(piece) for piece in recipe.pieces]
             made = torch.cat([part.reshape(-1, *rest) for part in found]).reshape(recipe.base)
-        if recipe.transpose:
-            made = made.transpose(-1, -2)
-        if recipe.heads:
-            pairs = made.shape[0] // recipe.heads // 2
-            made = made.reshape(recipe.heads, pairs, 2, *made.shape[1:]).transpose(1, 2)
-            made = made.reshape(-1, *made.shape[3:])
+        made = recipe.view(made).reshape(recipe.tensor.shape)
         return made.contiguous()
+
+    def parts(self, name: str, buffer: memoryview) -> Iterator[memoryview]:
+        """Yield the bytes of `read` in order, each time as many as a buffer has room for."""
+        recipe = self._recipes[name]
+        layout = self._base(recipe)
+        if layout is None or not recipe.reorders:
+            yield from super().parts(name, buffer)
+            return
+        import numpy as np
+
+        view = recipe.view(bits(layout))
+        made = np.empty(view.shape, view.dtype)
+        copy(made, view)
+        raw = made.reshape(-1).view("u1").data
+        for start in range(0, len(raw), len(buffer)):
+            yield raw[start : start + len(buffer)]
 
     def layout(self, name: str) -> Layout | None:
         """Return where the elements of a tensor lie; None if their order is another."""
         recipe = self._recipes[name]
-        return None if recipe.transpose or recipe.heads else self._base(recipe)
+        return None if recipe.reorders else self._base(recipe)
 
     def _base(self, recipe: _Recipe) -> Layout | None:
         """Return where the elements lie of which a tensor is made, before they are reordered."""
