@@ -116,8 +116,8 @@ class Renamed(Source):
             rest = recipe.base[1:]
             found = [self._part(piece) for piece in recipe.pieces]
             made = torch.cat([part.reshape(-1, *rest) for part in found]).reshape(recipe.base)
-        made = recipe.view(made).reshape(recipe.tensor.shape)
-        return made.contiguous()
+        reordered: torch.Tensor = recipe.view(made).reshape(recipe.tensor.shape)
+        return reordered.contiguous()
 
     def parts(self, name: str, buffer: memoryview) -> Iterator[memoryview]:
         """Yield the bytes of `read` in order, each time as many as a buffer has room for."""
