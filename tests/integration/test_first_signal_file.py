@@ -100,13 +100,6 @@ class Scored:
         chosen = [r for r in self.responses if r.doc in samples.get(r.task, ())]
         return self.evaluator.finish_part(self.dataset, reversed(chosen), self.answers)
 
-    def documents(self) -> dict[str, list[int]]:
-        """The numbers of the documents that are evaluated, by task."""
-        found: dict[str, dict[int, None]] = {}
-        for noted in self.evaluator.noted(self.dataset, self.responses, self.answers):
-            found.setdefault(noted.task, {})[noted.sample["doc_id"]] = None
-        return {task: list(docs) for task, docs in found.items()}
-
     def whole(self) -> DatasetResults:
         return self.evaluator.finish(self.dataset, self.responses, self.answers)
 
