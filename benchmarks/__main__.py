@@ -2,11 +2,13 @@
 
     python -m benchmarks [NAME …]
     python -m benchmarks NAME OPTION …
+    python -m benchmarks --order
 
 A benchmark is a script. The first line of its docstring is the title of its section, and an
 indented line of the docstring is the command to run. Scripts whose names begin with an underscore
 are not benchmarks. With names, only these benchmarks run; the other sections stay as they are.
-With options, such as --help, one benchmark runs with these, and nothing is written.
+With options, such as --help, one benchmark runs with these, and nothing is written. `--order` runs
+nothing: it writes the contents of the page, and the sections in their order.
 """
 
 import ast
@@ -15,6 +17,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -28,10 +31,30 @@ with OMP_NUM_THREADS=1. Each command also runs by itself. Ratios mean more than 
 only numbers of one table are comparable.
 """
 
+_PARTS = {
+    "How soon the scores are there": ("makespan", "save_to_score", "day_of_checkpoints"),
+    "Plans, and the seconds that they predict": (
+        "plan_quality",
+        "planner_ablation",
+        "planning_time",
+        "priors",
+    ),
+    "Full engines": ("streaming", "conversations", "scored_tokens"),
+    "Weights": ("staging", "conversion"),
+    "Prompts, metrics and judges": ("harness_cost", "sandbox_cost", "judge_rate"),
+    "Large clusters, and preemption": ("many_runs", "supervision", "replacements"),
+    "Decisions": ("history", "deciding"),
+    "Training that goes on": ("saving", "diagnosis", "spikes", "training_month"),
+}
+"""The benchmarks in the order of the page."""
+
 
 def main() -> int:
     """Run the named benchmarks and write the page; return the exit status."""
-    scripts = {p.stem: p for p in sorted(FOLDER.glob("*.py")) if not p.name.startswith("_")}
+    scripts = {name: FOLDER / f"{name}.py" for part in _PARTS.values() for name in part}
+    if lost := {p.stem for p in FOLDER.glob("[!_]*.py")} - scripts.keys():
+        sys.stderr.write(f"no part of the page has {', '.join(sorted(lost))}\n")
+        return 2
     names = sys.argv[1:] or list(scripts)
     if names[0] in ("-h", "--help"):
         sys.stdout.write(f"{__doc__}\n{', '.join(scripts)}\n")
@@ -39,15 +62,33 @@ def main() -> int:
     if names[0] in scripts and names[1:2] and names[1].startswith("-"):
         command = [sys.executable, str(scripts[names[0]]), *names[1:]]
         return subprocess.run(command, check=False).returncode
+    if names == ["--order"]:
+        names = []
+        write(written(), scripts)
     if unknown := set(names) - scripts.keys():
         sys.stderr.write(f"no such benchmark: {', '.join(sorted(unknown))}\n")
         return 2
     for name in names:
         # Write after each benchmark, so that a later failure loses nothing.
-        sections = written() | {title(scripts[name]): section(scripts[name])}
-        shown = [sections[t] for t in map(title, scripts.values()) if t in sections]
-        PAGE.write_text("\n".join([_HEAD, *shown]))
+        write(written() | {title(scripts[name]): section(scripts[name])}, scripts)
     return 0
+
+
+def write(sections: Mapping[str, str], scripts: Mapping[str, Path]) -> None:
+    """Write the page of these sections, by title: its contents, and each in its place."""
+    titles = {name: title(script) for name, script in scripts.items()}
+    contents = [
+        f"- **{part}**\n" + "\n".join(f"    - [{t}](#{anchor(t)})" for t in shown)
+        for part, names in _PARTS.items()
+        if (shown := [titles[name] for name in names if titles[name] in sections])
+    ]
+    texts = [sections[each] for each in titles.values() if each in sections]
+    PAGE.write_text("\n".join([_HEAD, *contents, "", *texts]))
+
+
+def anchor(heading: str) -> str:
+    """Return the name by which a page links to a heading of its own."""
+    return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip())
 
 
 def written() -> dict[str, str]:
