@@ -34,6 +34,7 @@ def vllm() -> Iterator[Engine]:
         # So few tokens in a step that long prompts take several: chunks, too, are scored.
         args={"max_num_seqs": RUNNING, "max_num_batched_tokens": 256, "block_size": BLOCK},
     )
+    _one_thread()  # vLLM has chosen a number of its own, at least where a start has failed before
     os.environ.clear()  # vLLM leaves much behind that later tests' processes would inherit
     os.environ.update(before)
     yield engine
