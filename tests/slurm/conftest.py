@@ -1,6 +1,7 @@
 """A real controller and several slurmd on this machine."""
 
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,7 +17,6 @@ from tests import reference
 from tests.dev_cluster import DevCluster
 from tests.runs import TASKS, until
 from tests.slurm.clusters import cluster_of
-from tests.slurm.jobs import not_ended
 from tests.slurm.runs import (
     REAL_TASKS,
     ROOM,
@@ -65,11 +65,20 @@ def by_command(shared: Path) -> dict[str, Any]:
 @pytest.fixture
 def cluster(slurm_cluster: DevCluster) -> Iterator[SlurmCluster]:
     """The cluster through the backend. When the test has ended, its nodes are left by all jobs."""
-    cluster = SlurmCluster(SlurmSettings())
-    yield cluster
-    cluster.cancel([task.job_id for task in not_ended(cluster)])
-    # A job that has ended for the backend may still hold its cores: squeue lists it until then.
-    until(lambda: not queue(), "an empty cluster")
+    yield SlurmCluster(SlurmSettings())
+    until(_emptied, "an empty cluster")
+
+
+def _emptied() -> bool:
+    """Cancel what squeue lists, those first that wait, so that none begins in place of another.
+
+    It lists a job for as long as that holds its cores. Slurm may lose a signal that comes as a job
+    begins, so whoever waits for this sends it again.
+    """
+    left = sorted(queue(), key=lambda line: "PENDING" not in line)
+    for line in left:
+        subprocess.run(["scancel", line.split()[0]], check=False, capture_output=True)
+    return not left
 
 
 @pytest.fixture
