@@ -19,7 +19,7 @@ from tests.random_examples import examples
 
 from coordinate_eval.coordinator.inputs.checkpoints import reading
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
-from coordinate_eval.coordinator.inputs.checkpoints.formats import dcp as reader
+from coordinate_eval.coordinator.inputs.checkpoints.formats import dcp_metadata
 from coordinate_eval.coordinator.workers.on_node import convert
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import CheckpointFormat
@@ -278,7 +278,7 @@ def test_metadata_of_too_many_steps_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = saved(tmp_path / "step-1", {"model": {"a": torch.zeros(6, 4)}})
-    monkeypatch.setattr(reader, "_MOST_OPCODES", 50)
+    monkeypatch.setattr(dcp_metadata, "_MOST_OPCODES", 50)
     refused(folder, ".metadata holds more than tensors")
 
 

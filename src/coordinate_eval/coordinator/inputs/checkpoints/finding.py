@@ -19,7 +19,7 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     reading,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.formats import (
-    dcp,
+    dcp_metadata,
     safetensors_file,
     torch_file,
     unread,
@@ -252,7 +252,8 @@ def check_weights(weights: Sequence[Path]) -> None:
         checkpoint_files.check_link(file)
         with checkpoint_files.opened(file, weights=True) as opened:
             head = opened.read(checkpoint_files.HEAD_BYTES)
-            if not head and file.suffix != dcp.SUFFIX:  # a rank may have had nothing to save
+            # A rank may have had nothing to save.
+            if not head and file.suffix != dcp_metadata.SUFFIX:
                 raise UserError(f"{file} is empty. If it is being written, try again afterwards")
             if head:
                 checkpoint_files.check_head(file, head)

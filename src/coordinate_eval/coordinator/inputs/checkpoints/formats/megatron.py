@@ -16,7 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coordinate_eval._format import brief
-from coordinate_eval.coordinator.inputs.checkpoints.formats import dcp, rank_files, torch_file
+from coordinate_eval.coordinator.inputs.checkpoints.formats import (
+    dcp,
+    dcp_metadata,
+    rank_files,
+    torch_file,
+)
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES, Box, Layout
 from coordinate_eval.coordinator.inputs.checkpoints.formats.rank_files import RankFile
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source, Stored
@@ -104,9 +109,9 @@ def find(
     if _INSIDE in names and (place / _INSIDE).is_dir():
         place = place / _INSIDE
         names = sorted(entry.name for entry in place.iterdir())
-    if _COMMON in names and dcp.METADATA in names:
+    if _COMMON in names and dcp_metadata.METADATA in names:
         found = [name for name in names if name.endswith(".distcp")]
-        return [place / name for name in (dcp.METADATA, _COMMON, *found)], []
+        return [place / name for name in (dcp_metadata.METADATA, _COMMON, *found)], []
     folders = [place / name for name in names if _RANK.fullmatch(name)]
     weights = []
     for folder in folders:
