@@ -43,17 +43,18 @@ class Pause:
 
 
 class Workspace:
-    """A user's own settings, cache and runs, under one folder."""
+    """A user's own settings and runs under one folder, where the cache is too if none is given."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cache: Path | None = None) -> None:
         self.folder = folder
+        self.cache = cache or folder / "cache"
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith("COORDINATE_EVAL_")}
         self.environ |= {
             "HOME": str(folder),
             # vLLM starts a process to look at each kind of model, and keeps what it saw.
             "VLLM_CACHE_ROOT": str(shared_folder() / "vllm"),
             "COORDINATE_EVAL_RUNS_DIR": str(folder / "runs"),
-            "COORDINATE_EVAL_CACHE_DIR": str(folder / "cache"),
+            "COORDINATE_EVAL_CACHE_DIR": str(self.cache),
             "COORDINATE_EVAL_SUPERVISOR_POLL_SECONDS": "0.5",
             # Nodes that are made up share the cores of this machine. Each of these jobs loads the
             # harness, which takes far longer than the work of a small suite.
@@ -64,7 +65,7 @@ class Workspace:
             "COORDINATE_EVAL_RESTRAINT": "0",
         }
         known = architectures()
-        shutil.copytree(known, folder / "cache" / known.name, dirs_exist_ok=True)
+        shutil.copytree(known, self.cache / known.name, dirs_exist_ok=True)
 
     @property
     def memory(self) -> Path:
@@ -75,7 +76,7 @@ class Workspace:
 
     def with_prompts(self, requests: Path) -> "Workspace":
         """Give this user the prompts that another one has built; return this user."""
-        shutil.copytree(requests, self.folder / "cache" / requests.name)
+        shutil.copytree(requests, self.cache / requests.name)
         return self
 
     def pause(self, name: str) -> Pause:

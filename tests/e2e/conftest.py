@@ -3,6 +3,7 @@
 import importlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.engine_requests import BATCH, BLOCK, RUNNING
@@ -13,9 +14,15 @@ from coordinate_eval.evaluators.engines.base import Engine, start
 
 
 @pytest.fixture(scope="session")
-def user(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Requests are built once for all of its runs. Two GPUs are made up."""
-    made = Workspace(tmp_path_factory.mktemp("user"))
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache of all modules' users: requests are built once for all of their runs."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Workspace:
+    """A user for each module, so that none meets another's runs. Two GPUs are made up."""
+    made = Workspace(tmp_path_factory.mktemp("user"), cache)
     made.environ |= {"COORDINATE_EVAL_CLUSTER": "local", "COORDINATE_EVAL_LOCAL_GPUS": "2"}
     return made
 
