@@ -96,17 +96,3 @@ def test_changed_prompts_are_refused(user: Workspace, tasks: Path, finished: Pat
 def test_a_run_without_responses_is_refused(user: Workspace, finished: Path) -> None:
     done = user.call("rescore", finished, "--only", "nothing", status=2)
     assert "nothing" in done.stderr
-
-
-def test_a_compacted_run_is_read_by_the_same_commands(user: Workspace, finished: Path) -> None:
-    def read() -> str:
-        return user.call("samples", finished, "--dataset", "tiny_code", "--json").stdout
-
-    before, old = read(), scores(finished)
-    name = json.loads((finished / "run.json").read_text())["id"]
-    assert f"compacted {name}" in user.call("prune", "--compact", "--yes").stderr
-    assert [path.parent.name for path in published(finished)] == ["own", "tiny_choice", "tiny_code"]
-    assert len(published(finished, "answers")) == 1
-    assert read() == before
-    again = _rescored(user, finished, "--only", "tiny_code,tiny_choice")
-    assert again["results"] == {name: old[name] for name in ("tiny_code", "tiny_choice")}

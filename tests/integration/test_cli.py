@@ -164,7 +164,7 @@ def test_a_wrong_slurm_configuration_is_said_and_not_worked_around(user: Workspa
         ("coordinate-eval st", ["status"]),
         ("coordinate-eval /ckpt --sui", ["--suite"]),
         ("coordinate-eval --suite base --dr", ["--dry-run"]),
-        ("coordinate-eval priors exp", ["export"]),
+        ("coordinate-eval priors sh", ["show"]),
     ],
 )
 def test_completion_in_bash(typed: str, completed: list[str]) -> None:

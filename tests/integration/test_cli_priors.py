@@ -1,7 +1,6 @@
-"""`coordinate-eval priors`: shown, carried to another machine, and refused with the line."""
+"""`coordinate-eval priors`: what was measured is shown, and mistakes are named."""
 
 import json
-import os
 import time
 from pathlib import Path
 
@@ -14,12 +13,7 @@ from typer.testing import CliRunner
 
 from coordinate_eval.coordinator.cli.app import app, with_default_command
 from coordinate_eval.errors import CoordinateError
-from coordinate_eval.priors.observations import (
-    StageSeen,
-    TrialSeen,
-    dump,
-    subject,
-)
+from coordinate_eval.priors.observations import StageSeen, TrialSeen, subject
 from coordinate_eval.priors.shapes import llama_like, parameter_count
 from coordinate_eval.priors.store import Store
 from coordinate_eval.records import Dataset
@@ -37,7 +31,7 @@ def user(tmp_path: Path) -> Workspace:
     return made
 
 
-def learn(user: Workspace) -> Store:
+def learn(user: Workspace) -> None:
     store = Store(user.folder / "priors")
     days_ago = (NOW - time.time()) / DAY
     for number in range(3):
@@ -58,7 +52,6 @@ def learn(user: Workspace) -> Store:
         for n in range(50)
     ]  # fmt: skip
     store.put([start, *copies])
-    return store
 
 
 def test_a_group_of_commands_is_no_checkpoint() -> None:
@@ -109,32 +102,6 @@ def test_a_size_means_the_same_model_everywhere(user: Workspace) -> None:
     assert model["bytes"] == assumed.bytes
 
 
-def test_what_is_exported_can_be_imported_any_number_of_times(user: Workspace) -> None:
-    store = learn(user)
-    file = user.folder / "all.jsonl"
-    called_here(user, "priors", "export", file)
-    elsewhere = user.folder / "elsewhere"
-    for said in ("4 runs added", "0 runs added"):
-        done = called_here(
-            user, "priors", "import", file, COORDINATE_EVAL_PRIORS_DIR=str(elsewhere)
-        )
-        assert said in done.stderr
-        assert sorted(map(dump, Store(elsewhere).read())) == sorted(map(dump, store.read()))
-
-
-def test_a_malformed_line_is_refused_and_nothing_imported(user: Workspace) -> None:
-    store = learn(user)
-    file = user.folder / "all.jsonl"
-    called_here(user, "priors", "export", file)
-    file.write_text(file.read_text() + '{"kind": "dataset", "run": "x"}\n')
-    elsewhere = user.folder / "elsewhere"
-    lines = len(store.read())
-    done = user.call("priors", "import", file, status=2, COORDINATE_EVAL_PRIORS_DIR=str(elsewhere))
-    assert f"{file}, line {lines + 1}: " in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not elsewhere.exists()
-
-
 def test_a_plan_on_a_cluster_file_does_not_depend_on_what_others_ran(user: Workspace) -> None:
     cluster = user.folder / "cluster.yaml"
     cluster.write_text("nodes: [{name: n1, gpus: 2, gpu_type: h100}]\n")
@@ -169,43 +136,7 @@ def mistake(user: Workspace, *args: str) -> str:
         (("show", "--model", "9" * 400 + "b"), "is not a number of parameters"),
         (("show", "--model", "99999999999999999t"), "is not a number of parameters"),
         (("show", "--model", "7b", "--checkpoint", "x"), "not both"),
-        (("import", "missing.jsonl"), "cannot be read"),
     ],
 )
 def test_mistakes_are_named(user: Workspace, args: tuple[str, ...], words: str) -> None:
     assert words in mistake(user, *args)
-
-
-def test_an_export_replaces_nothing_but_an_export(user: Workspace) -> None:
-    learn(user)
-    file = user.folder / "all.jsonl"
-    file.touch()
-    for _ in range(2):
-        done = CliRunner().invoke(app, ["priors", "export", str(file)], env=user.environ)
-        assert done.exit_code == 0, done.output
-    exported = file.read_text()
-    assert exported
-    for precious in ("my notes\n", '{"kind": "dataset"}\n', "\n" + exported):
-        file.write_text(precious)
-        said = mistake(user, "export", str(file))
-        assert f"{file} is there and holds no exported priors" in said
-        assert file.read_text() == precious
-    os.mkfifo(user.folder / "pipe")
-    assert "it is a pipe" in mistake(user, "export", str(user.folder / "pipe"))
-    assert "it is a folder" in mistake(user, "export", str(user.folder))
-
-
-def test_an_import_says_what_a_line_is_and_skips_empty_ones(user: Workspace) -> None:
-    store = learn(user)
-    lines = sorted(map(dump, store.read()))
-    file = user.folder / "more.jsonl"
-    file.write_text("\n" + "\n \n".join(lines) + "\n\n")
-    done = CliRunner().invoke(app, ["priors", "import", str(file)], env=user.environ)
-    assert done.exit_code == 0, done.output
-    assert "0 runs added" in done.stderr
-    assert "4 were there" in done.stderr
-    file.write_text(lines[0] + '\n{"kind": "storage", "run": "x"}\n')
-    said = mistake(user, "import", str(file))
-    assert f"{file}, line 3 is of the unknown kind 'storage'" in said
-    os.mkfifo(user.folder / "pipe")
-    assert "it is a pipe" in mistake(user, "import", str(user.folder / "pipe"))

@@ -33,7 +33,7 @@ def test_every_option_is_in_the_reference(docs_pages: ModuleType) -> None:
     assert len(options) > 20
     for option in options:
         assert f"`{option}`" in section
-    assert "`coordinate-eval priors export`" in page
+    assert "`coordinate-eval priors show`" in page
     assert "_supervise" not in page
     assert "## Exit status" in page
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from coordinate_eval.errors import UserError
 from coordinate_eval.priors import store as module
 from coordinate_eval.priors.observations import (
     DatasetSeen,
@@ -20,7 +19,7 @@ from coordinate_eval.priors.observations import (
     subject,
 )
 from coordinate_eval.priors.roofline import Conditions, Model
-from coordinate_eval.priors.store import Store, read_file
+from coordinate_eval.priors.store import Store
 from coordinate_eval.records import Dataset
 
 ON = Conditions(
@@ -103,14 +102,13 @@ def test_copies_that_cannot_be_are_skipped(tmp_path: Path) -> None:
     assert list(map(dump, store.read())) == [dump(staged("a"))]
 
 
-def test_only_the_newest_runs_are_read(tmp_path: Path) -> None:
-    import os
-
+def test_only_the_newest_runs_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NEWEST_RUNS", 2)
     store = Store(tmp_path)
     for number in range(5):
         store.put([seen(f"run{number}")])
         os.utime(tmp_path / f"run{number}.jsonl", (number, number))
-    assert {s.run for s in store.read(2)} == {"run3", "run4"}
+    assert {s.run for s in store.read()} == {"run3", "run4"}
 
 
 def test_of_what_cannot_be_read_little_is_tried(
@@ -154,26 +152,6 @@ def test_many_write_at_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(s.run for s in Store(tmp_path).read()) == sorted([*runs, *runs])
-
-
-def test_an_export_is_refused_with_the_line_that_is_wrong(tmp_path: Path) -> None:
-    good = dump(seen("a"))
-    for number, bad in enumerate(
-        (
-            "no json\n",
-            good.replace('"gpu_seconds":2.5', '"gpu_seconds":-1'),
-            good.replace('"gpu_seconds":2.5', '"gpu_seconds":NaN'),
-            good.replace('"kind":"dataset"', '"kind":"weather"'),
-            good.replace('"run":"a"', '"run":"../../a"'),
-            good[:60],
-        )
-    ):
-        path = tmp_path / f"{number}.jsonl"
-        path.write_text(good + bad)
-        with pytest.raises(UserError, match=rf"{number}\.jsonl, line 2"):
-            read_file(path)
-    with pytest.raises(UserError, match="cannot be read"):
-        read_file(tmp_path / "missing")
 
 
 def test_lines_of_a_newer_version_can_have_more_in_them() -> None:

@@ -14,10 +14,8 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from coordinate_eval import _files, _format, _owner, _user_files
-from coordinate_eval.errors import ForeignError, RecordError, UserError
+from coordinate_eval import _files, _owner
+from coordinate_eval.errors import ForeignError, RecordError
 from coordinate_eval.priors.observations import DatasetSeen, Seen, dump, parse
 
 NEWEST_RUNS = 100
@@ -42,14 +40,14 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def read(self, most: int = NEWEST_RUNS) -> list[Seen]:
+    def read(self) -> list[Seen]:
         """Return the observations of the newest runs, without unreadable files and lines.
 
         Others may write here: `MOST_BYTES_IN_ALL` are read.
         """
         found: list[Seen] = []
         left = MOST_BYTES_IN_ALL
-        for path, size in self._newest(most):
+        for path, size in self._newest():
             left -= min(size, MOST_BYTES)
             if left < 0:
                 break
@@ -76,7 +74,7 @@ class Store:
                 written += 1
         return written
 
-    def _newest(self, most: int) -> list[tuple[Path, int]]:
+    def _newest(self) -> list[tuple[Path, int]]:
         """Return the newest files and their sizes."""
         found = [
             (status.st_mtime, path, status.st_size)
@@ -84,7 +82,7 @@ class Store:
             if path.suffix == ".jsonl" and not path.name.startswith(".")
             if (status := _regular(path)) is not None
         ]
-        return [(path, size) for _, path, size in sorted(found, reverse=True)[:most]]
+        return [(path, size) for _, path, size in sorted(found, reverse=True)[:NEWEST_RUNS]]
 
 
 def _regular(path: Path) -> os.stat_result | None:
@@ -93,45 +91,6 @@ def _regular(path: Path) -> os.stat_result | None:
         status = path.lstat()
         return status if stat.S_ISREG(status.st_mode) else None
     return None
-
-
-def read_file(path: Path) -> list[Seen]:
-    """Return all observations of an exported file.
-
-    Raises:
-        UserError: The file cannot be read, or a line is not an observation; names the line.
-    """
-    _user_files.check_regular(path, "file")
-    found: list[Seen] = []
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(_files.bounded_lines(file, path), 1):
-                if not line.strip():
-                    continue
-                seen = _strictly(line, f"{path}, line {number}")
-                if not _NAME.fullmatch(seen.run):
-                    raise UserError(f"{path}, line {number}: run {seen.run!r} cannot name a file")
-                found.append(seen)
-    except OSError as error:
-        raise UserError(f"file {path} cannot be read: {error.strerror}") from error
-    return found
-
-
-def _strictly(line: bytes, where: str) -> Seen:
-    try:
-        return parse(line)
-    except ValidationError as error:
-        first = error.errors()[0]
-        if first["type"] == "union_tag_invalid":
-            kind = _format.plain(first["ctx"]["tag"][:40])
-            raise UserError(
-                f"{where} is of the unknown kind {kind!r}: import the file with the version that "
-                "exported it, or delete such lines"
-            ) from error
-        name = ".".join(str(part) for part in first["loc"])
-        raise UserError(
-            f"{where}: {name + ': ' if name else ''}{_format.problem(error)}"
-        ) from error
 
 
 def _readable(path: Path) -> Iterator[Seen]:

@@ -24,8 +24,8 @@ from coordinate_eval.coordinator.run.claiming.decided import stopped
 from coordinate_eval.coordinator.run.own import is_own, own, place
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import HOOKS, Run, hook_ends, read_run
+from coordinate_eval.coordinator.run.removing import REMOVED
 from coordinate_eval.coordinator.run.starting import spool
-from coordinate_eval.coordinator.run.upkeep.removing import REMOVED
 from coordinate_eval.errors import ClusterError, ForeignError, RecordError, UserError
 
 Found = tuple[RunDir, Run]

@@ -1,8 +1,6 @@
-"""`coordinate-eval priors`: show what finished runs measured, export and import it."""
+"""`coordinate-eval priors`: show what finished runs measured."""
 
-import os
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +12,7 @@ from rich.table import Table
 from coordinate_eval._format import duration, plural
 from coordinate_eval.coordinator.cli.options import common, parsing
 from coordinate_eval.coordinator.cli.options.parsing import option
-from coordinate_eval.coordinator.cli.output import out, say, table_console, write_json
+from coordinate_eval.coordinator.cli.output import out, table_console, write_json
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import UserError
@@ -28,16 +26,13 @@ if TYPE_CHECKING:
     from coordinate_eval.priors.store import Store
     from coordinate_eval.records import Dataset
 
-app = typer.Typer(cls=parsing.Commands, help="Show, export or import what finished runs measured.")
+app = typer.Typer(cls=parsing.Commands, help="Show what finished runs measured.")
 
 MOST_LEFT_OUT = 5
 """Newest runs that are predicted from all others, to see how well that does."""
 
 DEFAULT_GPU = "h200"
 """GPU type assumed if nothing was observed and none is named."""
-
-LONGEST_LINE = 2**20
-"""Bytes of a line of an export, at most."""
 
 SOME_NODES = 8
 """Nodes of the example that shows how a shared storage slows down."""
@@ -97,79 +92,15 @@ def show(
         _print_rows(answer)
 
 
-@app.command(name="export")
-def export_(
-    file: Annotated[Path, typer.Argument(help="Where to write; JSON lines.")],
-    settings_file: common.SettingsFile = None,
-) -> None:
-    """Write all observations to FILE, to be imported elsewhere."""
-    from coordinate_eval import _files
-    from coordinate_eval.priors.observations import dump
-
-    settings, _ = load_settings({}, settings_file)
-    _check_replaceable(file)
-    seen = _read(_store(settings), most=sys.maxsize)
-    try:
-        _files.write(file.absolute(), "".join(sorted(map(dump, seen))))
-    except OSError as error:
-        raise UserError(f"{file} cannot be written: {error.strerror}") from error
-    runs = len({s.run for s in seen})
-    say(f"{plural(len(seen), 'observation')} of {plural(runs, 'run')} in {file}")
-
-
-@app.command(name="import")
-def import_(
-    file: Annotated[Path, typer.Argument(help="What `export` wrote.")],
-    settings_file: common.SettingsFile = None,
-) -> None:
-    """Add the observations of FILE to the store. Runs that it has already stay unchanged."""
-    from coordinate_eval.priors.store import read_file
-
-    settings, _ = load_settings({}, settings_file)
-    store = _store(settings)
-    seen = read_file(file)
-    try:
-        written = store.put(seen)
-    except OSError as error:
-        raise UserError(f"priors in {store.folder} cannot be written: {error.strerror}") from error
-    known = len({s.run for s in seen}) - written
-    say(f"{written} runs added to {store.folder}, {known} were there")
-
-
-def _check_replaceable(file: Path) -> None:
-    """Check that an export to this file would overwrite nothing but an earlier export.
-
-    Raises:
-        UserError: there is something that `export` has not written.
-    """
-    from coordinate_eval import _user_files
-    from coordinate_eval.priors.observations import parse
-
-    if not os.path.lexists(file):
-        return
-    _user_files.check_regular(file, "file")
-    try:
-        with file.open("rb") as before:
-            line = before.readline(LONGEST_LINE)
-        if line:
-            parse(line)
-    except OSError as error:
-        raise UserError(f"file {file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(
-            f"{file} is there and holds no exported priors: name another file, or remove it"
-        ) from error
-
-
 def _store(settings: Settings) -> "Store":
     from coordinate_eval.priors.store import Store
 
     return Store(Path(settings.priors_dir).expanduser())
 
 
-def _read(store: "Store", **most: int) -> "list[Seen]":
+def _read(store: "Store") -> "list[Seen]":
     try:
-        return store.read(**most)
+        return store.read()
     except OSError as error:
         raise UserError(f"priors in {store.folder} cannot be read: {error.strerror}") from error
 

@@ -1,4 +1,4 @@
-"""`coordinate-eval prune`: remove or compact runs that have ended, by age and count."""
+"""`coordinate-eval prune`: remove runs that have ended, by age and count."""
 
 import time
 from collections.abc import Sequence
@@ -20,8 +20,7 @@ from coordinate_eval.coordinator.run import jobs, lease
 from coordinate_eval.coordinator.run.own import is_own
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.run.upkeep.compacting import compact
-from coordinate_eval.coordinator.run.upkeep.removing import remove, remove_leftovers
+from coordinate_eval.coordinator.run.removing import remove, remove_leftovers
 from coordinate_eval.errors import CoordinateError, RecordError, UserError
 
 DAY_SECONDS = 86_400.0
@@ -34,7 +33,7 @@ ENDED = (Phase.COMPLETE, Phase.DECIDED, Phase.INCOMPLETE, Phase.CANCELLED)
 
 
 class Chosen(NamedTuple):
-    """A run that is to be removed or compacted."""
+    """A run that is to be removed."""
 
     run_dir: RunDir
     run: Run
@@ -43,10 +42,8 @@ class Chosen(NamedTuple):
     """Seconds since it was changed."""
 
 
-def prune(
-    settings: Settings, older_than: float | None, keep: int | None, *, compacting: bool, yes: bool
-) -> int:
-    """Remove or compact the user's runs that have ended, and return the exit status.
+def prune(settings: Settings, older_than: float | None, keep: int | None, *, yes: bool) -> int:
+    """Remove the user's runs that have ended, and return the exit status.
 
     Args:
         older_than: days for which a run has not changed, None for any.
@@ -56,31 +53,28 @@ def prune(
         UserError: nothing says which runs are to be removed.
         ClusterSilent: the scheduler did not answer, so that nobody knows which runs go on.
     """
-    if not compacting and older_than is None and keep is None:
+    if older_than is None and keep is None:
         raise UserError("say which runs are to be removed: --older-than DAYS, --keep N, or both")
     found, problems = find_all(settings)
     for problem in problems:
         say(problem)
     chosen = list(_chosen(found[keep or 0 :], older_than, settings))
-    if compacting:
-        chosen = [each for each in chosen if each.phase is Phase.COMPLETE]
-    verb = "compact" if compacting else "remove"
     failed = False
     for run_dir, run, phase, quiet in chosen:
         if not yes:
-            say(f"would {verb} {run.id}: {phase.value}, unchanged for {age(quiet)}")
+            say(f"would remove {run.id}: {phase.value}, unchanged for {age(quiet)}")
             continue
         try:
             if time.time() - _last_change(run_dir) < quiet:
                 raise UserError("it has changed meanwhile, and is left alone")
-            say(_compact(run_dir, run) if compacting else _remove(run_dir, run, settings))
+            say(_remove(run_dir, run, settings))
         except (CoordinateError, OSError) as error:
             say(f"{run.id}: {error}")
             failed = True
     if not yes:
         do = "add --yes to do it" if chosen else "nothing to do"
         say(f"{len(chosen)} of {plural(len(found), 'run')}: {do}")
-    elif not compacting:
+    else:
         for folder in {run.lease.parent for _, run in found}:
             lease.remove_abandoned(folder)
         remove_leftovers(Path(settings.runs_dir).expanduser())
@@ -142,12 +136,6 @@ def _last_change(run_dir: RunDir) -> float:
             run_dir.supervisors_folder,
         )
     )
-
-
-def _compact(run_dir: RunDir, run: Run) -> str:
-    """Compact a complete run; return the outcome in words."""
-    done = compact(run_dir, run)
-    return f"compacted {run.id}: {plural(done.before, 'file')} before, {done.after} now"
 
 
 def _remove(run_dir: RunDir, run: Run, settings: Settings) -> str:

@@ -41,10 +41,6 @@ OlderThan = Annotated[
 KeepNewest = Annotated[
     int | None, option("", "N", "Leave the N newest runs as they are.", "--keep", min=0)
 ]
-Compacting = Annotated[
-    bool,
-    option("", "", "Merge the many small files of complete runs, and remove no run.", "--compact"),
-]
 Sure = Annotated[bool, option("", "", "Do it. Without it runs are only listed.", "--yes")]
 
 
@@ -92,20 +88,19 @@ def doctor(
 def prune(
     older_than: OlderThan = None,
     keep: KeepNewest = None,
-    compact: Compacting = False,
     yes: Sure = False,
     settings_file: common.SettingsFile = None,
 ) -> None:
-    """Remove or compact runs of yours in `runs_dir` that are complete, incomplete or cancelled.
+    """Remove runs of yours in `runs_dir` that are complete, incomplete or cancelled.
 
     A run that goes on is left alone, and so is one without all results for a day after its last
     change, and one with files that are not of this program. A checkpoint whose run was removed is
     evaluated again if it is asked for again, also by `watch`.
 
-    Exit status: 0 all was done or listed; 1 some run could not be removed or compacted; 3 the
-    scheduler did not answer.
+    Exit status: 0 all was done or listed; 1 some run could not be removed; 3 the scheduler did
+    not answer.
     """
     from coordinate_eval.coordinator.cli.upkeep.prune import prune as prune_runs
 
     settings, _ = load_settings({}, settings_file)
-    raise typer.Exit(prune_runs(settings, older_than, keep, compacting=compact, yes=yes))
+    raise typer.Exit(prune_runs(settings, older_than, keep, yes=yes))

@@ -22,7 +22,7 @@ from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.decided import stopped, without_withdrawn
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, portion_seconds, write_planned, write_run
+from coordinate_eval.coordinator.run.records import Run, write_planned, write_run
 from coordinate_eval.coordinator.run.starting import baselines
 from coordinate_eval.coordinator.run.starting.create import create_whole
 from coordinate_eval.errors import UserError
@@ -76,7 +76,6 @@ def rescoring(run_dir: RunDir, run: Run, suite: Suite, settings: Settings) -> Ru
     ids = (f"{run.id}-rescored-{n}" for n in itertools.count(1))
     shards = [shard for shard in without_withdrawn(run_dir, run).shards if shard.dataset in names]
     sampled = names & stopped(run_dir).keys()
-    asked = sum(shard.metric_cpu_seconds for shard in shards if shard.dataset in run.asks)
     update = _places(settings, run.settings) | {
         "metrics": settings.metrics,
         "harness": settings.harness,
@@ -97,7 +96,6 @@ def rescoring(run_dir: RunDir, run: Run, suite: Suite, settings: Settings) -> Ru
             "asks": [name for name in run.asks if name in names],
             "judged": [name for name in run.judged if name in names],
             "shards": shards,
-            "portion_seconds": portion_seconds(asked),  # a compacted run has larger ones
             "score_seconds": {n: s for n, s in run.score_seconds.items() if n in names},
             "judge_seconds": 0.0,  # another judge takes other times
         }

@@ -1,4 +1,4 @@
-"""Compacting and removing runs: nothing is lost at any instruction, and nothing of others goes."""
+"""Removing runs: one that goes on stays, and nothing of others goes."""
 
 import itertools
 import json
@@ -19,14 +19,11 @@ from coordinate_eval.coordinator.cli.upkeep.prune import prune
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claiming.claims import Ledger
+from coordinate_eval.coordinator.run.claiming.claims import LEDGERS
 from coordinate_eval.coordinator.run.claiming.work import all_spans
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run, write_planned, write_run
-from coordinate_eval.coordinator.run.starting.rescoring import rescoring
-from coordinate_eval.coordinator.run.upkeep import compacting
-from coordinate_eval.coordinator.run.upkeep.compacting import compact
-from coordinate_eval.coordinator.run.upkeep.removing import OWN_NAMES, remove
+from coordinate_eval.coordinator.run.removing import OWN_NAMES, remove
 from coordinate_eval.errors import ClusterSilent, CoordinateError, UserError
 from coordinate_eval.records import Shard
 
@@ -49,7 +46,7 @@ def made(folder: Path, name: str = "r", **changes: Any) -> RunDir:
     run = make_run(**(values | changes))
     write_run(run_dir, run)
     write_planned(run_dir, run)
-    for ledger in compacting.LEDGERS:
+    for ledger in LEDGERS:
         for span in all_spans(run, "outputs" if ledger == "outputs" else "answers"):
             lines = "".join(f"{ledger} {span.dataset} {n}\n" for n in range(span.start, span.stop))
             _files.write(run_dir.published(ledger, span), lines)
@@ -58,103 +55,8 @@ def made(folder: Path, name: str = "r", **changes: Any) -> RunDir:
     return run_dir
 
 
-def content(run_dir: RunDir) -> dict[str, list[str]]:
-    """What readers of the run find, by ledger: all spans are published, and these are the lines."""
-    run = read_run(run_dir)
-    found = {}
-    for ledger in compacting.LEDGERS:
-        spans = all_spans(run, "outputs" if ledger == "outputs" else "answers")
-        if ledger != "questions":
-            name: Any = ledger
-            assert not Ledger(run_dir, name).unpublished(spans)
-        texts = [run_dir.published(ledger, span).read_text() for span in sorted(spans)]
-        found[ledger] = "".join(texts).splitlines()
-    return found
-
-
-def test_few_files_say_the_same(tmp_path: Path) -> None:
-    run_dir = made(tmp_path)
-    before, run = content(run_dir), read_run(run_dir)
-    assert len(before["answers"]) == 10
-    foreign = run_dir.published_folder("outputs", "a") / "notes.jsonl"
-    foreign.write_text("mine")
-    done = compact(run_dir, run)
-    # Responses of two datasets, questions and answers of one, and no claims.
-    assert done.after == 4 < done.before
-    assert content(run_dir) == before
-    assert foreign.read_text() == "mine"
-    new = read_run(run_dir)
-    assert {(s.dataset, s.start, s.stop) for s in new.shards} == {("a", 0, 10), ("b", 0, 9)}
-    assert compact(run_dir, new).before == 4
-    assert read_run(run_dir) == new
-    # Another scoring splits questions for all cores again.
-    for dataset in "ab":
-        _files.write(run_dir.requests(dataset), "")
-    assert rescoring(run_dir, new, new.suite, Settings()).portion_seconds == 5
-
-
-def test_large_files_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_dir = made(tmp_path)
-    before = content(run_dir)
-    monkeypatch.setattr(compacting, "MOST_BYTES", 120)
-    compact(run_dir, read_run(run_dir))
-    assert content(run_dir) == before
-    assert len(read_run(run_dir).shards) == 3
-    compact(run_dir, read_run(run_dir))
-    assert len(read_run(run_dir).shards) == 3
-
-
 class Killed(BaseException):
     """The end of a process."""
-
-
-def test_a_kill_at_any_step_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = 0
-    while True:
-        run_dir = made(tmp_path, f"r{steps}")
-        before, left = content(run_dir), steps
-
-        def counting(real: Any) -> Any:
-            def step(*args: Any, **more: Any) -> Any:
-                nonlocal left
-                if left == 0:
-                    raise Killed
-                left -= 1
-                return real(*args, **more)
-
-            return step
-
-        with monkeypatch.context() as patch:
-            for owner, name in ((Path, "replace"), (Path, "unlink"), (os, "fsync")):
-                patch.setattr(owner, name, counting(getattr(owner, name)))
-            try:
-                compact(run_dir, read_run(run_dir))
-                break
-            except Killed:
-                pass
-        assert content(run_dir) == before
-        done = compact(run_dir, read_run(run_dir))
-        assert done.after == 4
-        assert content(run_dir) == before
-        steps += 1
-    assert steps > 20
-
-
-def test_what_is_torn_or_missing_is_left(tmp_path: Path) -> None:
-    run_dir = made(tmp_path)
-    run = read_run(run_dir)
-    torn = run_dir.published("answers", run.portions(run.shards[2])[0])
-    whole = torn.read_text()
-    torn.write_text(whole[:-1])
-    files = set(_files.names(run_dir.published_folder("answers", "a")))
-    with pytest.raises(CoordinateError, match="torn"):
-        compact(run_dir, run)
-    torn.unlink()
-    with pytest.raises(CoordinateError, match="missing"):
-        compact(run_dir, run)
-    torn.write_text(whole)
-    assert set(_files.names(run_dir.published_folder("answers", "a"))) == files
-    assert read_run(run_dir) == run
 
 
 def test_every_name_of_a_run_directory_is_known() -> None:
@@ -167,7 +69,7 @@ def test_a_run_with_a_file_of_somebody_stays(tmp_path: Path) -> None:
     (run_dir.root / "notes.txt").write_text("mine")
     with pytest.raises(CoordinateError, match=r"notes\.txt"):
         remove(run_dir)
-    assert content(run_dir)
+    assert read_run(run_dir)
 
 
 @pytest.mark.parametrize("meanwhile", ["a file", "another folder"])
@@ -222,14 +124,14 @@ def test_runs_go_by_age_and_count_if_they_have_ended(tmp_path: Path, cluster: Fa
     )
     everything = left(tmp_path)
     with pytest.raises(UserError, match="--older-than"):
-        prune(settings, None, None, compacting=False, yes=True)
-    assert prune(settings, 20, None, compacting=False, yes=False) == 0
+        prune(settings, None, None, yes=True)
+    assert prune(settings, 20, None, yes=False) == 0
     assert left(tmp_path) == everything
-    prune(settings, 29.5, 0, compacting=False, yes=True)
+    prune(settings, 29.5, 0, yes=True)
     assert left(tmp_path) == everything - {"oldest"}
-    prune(settings, None, 4, compacting=False, yes=True)
+    prune(settings, None, 4, yes=True)
     assert left(tmp_path) == everything - {"oldest"}
-    prune(settings, None, 0, compacting=False, yes=True)
+    prune(settings, None, 0, yes=True)
     assert left(tmp_path) == {"alive", "lost"}
 
 
@@ -241,7 +143,7 @@ def test_nothing_goes_while_the_scheduler_is_silent(
     cluster.silent = True
     monkeypatch.setattr(clusters, "SILENCE_SECONDS", 0)
     with pytest.raises(ClusterSilent):
-        prune(Settings(runs_dir=str(tmp_path)), None, 0, compacting=False, yes=True)
+        prune(Settings(runs_dir=str(tmp_path)), None, 0, yes=True)
     assert (tmp_path / "r").exists()
 
 
@@ -257,13 +159,13 @@ def test_what_an_interrupted_removal_left_goes_the_next_time(
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr("shutil.rmtree", killed)
-        prune(settings, None, 0, compacting=False, yes=True)
+        prune(settings, None, 0, yes=True)
     assert len(left(tmp_path)) == 2
     assert find_all(settings) == ([], [])
     notes = tmp_path / ".removed-0123456789abcdef" / "notes.txt"
     notes.parent.mkdir()
     notes.touch()
-    prune(settings, None, 0, compacting=False, yes=True)
+    prune(settings, None, 0, yes=True)
     assert left(tmp_path) == {".removed-by-me", notes.parent.name}
     assert notes.exists()
 
@@ -280,7 +182,7 @@ def test_a_run_that_changes_while_others_are_removed_stays(
         _files.write(last.resumed, "")
 
     monkeypatch.setattr("coordinate_eval.coordinator.cli.upkeep.prune.remove", resumed)
-    assert prune(Settings(runs_dir=str(tmp_path)), None, 0, compacting=False, yes=True) == 1
+    assert prune(Settings(runs_dir=str(tmp_path)), None, 0, yes=True) == 1
     assert left(tmp_path) == {"old"}
 
 
@@ -290,5 +192,5 @@ def test_a_run_directory_of_another_user_is_passed_over(
     run_dir = made(tmp_path)
     old(run_dir, 30)
     run_dir.root.chmod(0o777)  # others can write in it
-    prune(Settings(runs_dir=str(tmp_path)), None, 0, compacting=False, yes=True)
+    prune(Settings(runs_dir=str(tmp_path)), None, 0, yes=True)
     assert run_dir.root.exists()

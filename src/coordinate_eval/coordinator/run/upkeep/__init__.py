@@ -1,1 +1,0 @@
-"""Runs that have ended: made small, or removed."""
