@@ -102,16 +102,18 @@ class DevCluster:
             DevClusterError: not root, packages missing, or a daemon does not come up.
         """
         _check_machine(self.dir, self.shape.names()[-1])
-        if not any(self._pid(path.stem) for path in (self.dir / "run").glob("*.pid")):
-            self._make_folder()
-        elif json.loads((self.dir / "shape.json").read_text()) != asdict(self.shape):
-            raise DevClusterError(f"{self.dir} is up with another shape: run `down` first")
-        with _munge.shared():
+        if self.dir.exists() and not any(map(self._pid, self._daemons())):
+            self.down()  # an earlier cluster, no part of which runs
+        with _munge.shared():  # nor does another cluster choose ports before these are in use
+            if not self.dir.exists():
+                self._make_folder()
+            elif json.loads((self.dir / "shape.json").read_text()) != asdict(self.shape):
+                raise DevClusterError(f"{self.dir} is up with another shape: run `down` first")
             if _munge.start():
                 (self.dir / "run" / "started-munged").touch()
             self.start_controller()
-        for name in self.shape.names():
-            self.start_node(name)
+            for name in self.shape.names():
+                self.start_node(name)
         self._await_nodes()
 
     def down(self) -> None:
@@ -139,8 +141,7 @@ class DevCluster:
 
     def status(self) -> dict[str, bool]:
         """Return each daemon of the cluster and whether its process runs."""
-        daemons = ["slurmctld", *(f"slurmd.{name}" for name in self.shape.names())]
-        return {daemon: self._pid(daemon) is not None for daemon in daemons}
+        return {daemon: self._pid(daemon) is not None for daemon in self._daemons()}
 
     def start_controller(self) -> None:
         """Start slurmctld, unless it runs, and wait until it answers."""
@@ -173,6 +174,9 @@ class DevCluster:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._command("scontrol", "update", f"nodename={name}", "state=down", "reason=lost")
+
+    def _daemons(self) -> list[str]:
+        return ["slurmctld", *(f"slurmd.{name}" for name in self.shape.names())]
 
     def _pid(self, daemon: str) -> int | None:
         """Return the process of `slurmctld` or `slurmd.NODE`, if the pid file still tells it."""
@@ -268,7 +272,8 @@ def _configuration(folder: Path, shape: Shape) -> str:
 def _free_ports(count: int) -> list[int]:
     """Find ports without listeners, below those of clients and above those of Ray's workers."""
     found: list[int] = []
-    for port in random.sample(range(20_000, 30_000), 10_000):
+    # Libraries of the caller may have seeded its random numbers, as in other processes.
+    for port in random.SystemRandom().sample(range(20_000, 30_000), 10_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             found.append(port)

@@ -4,6 +4,7 @@ Each node has GPUs that are made up. Whoever talks to the cluster needs its toke
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.runs import PATIENCE_SECONDS, lasting_port, until
-from tests.tiny import need
+from tests.tiny import need, shared_folder
 
 GPUS = 1
 TYPE = "H100"
@@ -82,7 +83,7 @@ class Servers:
         self._start([*command, "--autoscaling-config", str(config)], **_OF_AUTOSCALERS)
 
     def start_node(self) -> None:
-        """Start a node with GPUs. Two at once would take each other's ports."""
+        """Start a node with GPUs."""
         self._start(node_command(self.address))
 
     def names(self) -> list[str]:
@@ -128,8 +129,12 @@ class Servers:
 
 
 def begun(command: list[str], log: Path, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a node with a command, and return its process once it is a part of its cluster."""
-    with log.open("wb") as out:
+    """Start a node with a command, and return its process once it is a part of its cluster.
+
+    Of all tests on this machine one does at a time: two would take each other's ports.
+    """
+    with (shared_folder() / "starting-ray").open("w") as lock, log.open("wb") as out:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         process = subprocess.Popen(
             command,
             env=os.environ | environ,
@@ -137,10 +142,10 @@ def begun(command: list[str], log: Path, environ: Mapping[str, str]) -> subproce
             stdout=out,
             stderr=subprocess.STDOUT,
         )
-    until(
-        lambda: b"runtime started" in log.read_bytes() or process.poll() is not None,
-        "a node of Ray",
-    )
+        until(
+            lambda: b"runtime started" in log.read_bytes() or process.poll() is not None,
+            "a node of Ray",
+        )
     if process.poll() is not None:
         raise AssertionError(log.read_text())
     return process

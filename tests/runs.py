@@ -145,7 +145,8 @@ def until(holds: Callable[[], T], what: str, run: Path | None = None) -> T:
 
 def lasting_port() -> int:
     """Return a free port of 127.0.0.1 that no client gets before a server is there to listen."""
-    for port in random.sample(range(20_000, 30_000), 1000):
+    # Libraries give the random numbers of a process a seed, the same in all workers.
+    for port in random.SystemRandom().sample(range(20_000, 30_000), 1000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

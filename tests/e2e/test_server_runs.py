@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,9 +22,14 @@ KILLS = 20 if LONG else 2
 """In each run."""
 
 
-def engine(seconds: float, **args: object) -> tuple[str, ...]:
+def program(user: Workspace) -> str:
+    """A server whose processes are told from those of other tests."""
+    return str(shutil.copy(completions.__file__, user.folder))
+
+
+def engine(user: Workspace, seconds: float, **args: object) -> tuple[str, ...]:
     """The options of a run by a made-up server that takes so long for each answer."""
-    words = [sys.executable, completions.__file__, "--port", "{port}", "--model", "{model}"]
+    words = [sys.executable, program(user), "--port", "{port}", "--model", "{model}"]
     command = shlex.join([*words, "--seconds", str(seconds)])
     return "--engine", "server", "--engine-args", json.dumps({"command": command} | args)
 
@@ -35,7 +41,7 @@ def asked(user: Workspace, run: Path, *args: object) -> tuple[object, ...]:
 @pytest.fixture(scope="module")
 def expected(user: Workspace) -> dict[str, object]:
     run = user.folder / "undisturbed server"
-    user.call(*asked(user, run, *engine(0.0)))
+    user.call(*asked(user, run, *engine(user, 0.0)))
     return scores(run)
 
 
@@ -57,11 +63,11 @@ def test_deaths_of_servers_and_trials_change_no_score(
 ) -> None:
     run, drawn = user.folder / f"killed servers {seed}", random.Random(seed)
     # Slow enough that a kill meets work, and few at once, so that many of them do.
-    supervisor = user.start(*asked(user, run, *engine(0.3, concurrency=2)), "--json")
+    supervisor = user.start(*asked(user, run, *engine(user, 0.3, concurrency=2)), "--json")
     killed, before = 0, 0
     while killed < KILLS and supervisor.poll() is None:
         _await_more(run, before, supervisor)
-        victims = processes(completions.__file__) if drawn.random() < 0.6 else []
+        victims = processes(program(user)) if drawn.random() < 0.6 else []
         for pid in (victims or processes("_trial", str(run)))[:1]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -72,13 +78,13 @@ def test_deaths_of_servers_and_trials_change_no_score(
     assert killed, out
     assert scores(run) == expected
     assert set(times_answered(run).values()) == {1}
-    until(lambda: not processes(completions.__file__), "no server")
+    until(lambda: not processes(program(user)), "no server")
     until(lambda: not list(user.memory.iterdir()), "an empty memory")
 
 
 def test_a_server_that_cannot_score_gives_up_what_it_cannot_do(user: Workspace) -> None:
     run = user.folder / "writes only"
-    options = list(engine(0.0))
+    options = list(engine(user, 0.0))
     options[-1] = options[-1].replace("--seconds 0.0", "--seconds 0.0 --writes-only")
     user.call(*asked(user, run, *options), status=1)
     found = results(run)

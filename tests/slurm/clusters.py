@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -19,14 +20,20 @@ def short_folder() -> Path:
 
 @contextlib.contextmanager
 def cluster_of(**shape: object) -> Iterator[DevCluster]:
-    """Have a cluster of this shape up, with SLURM_CONF set; down afterwards."""
+    """Have a cluster of this shape up, with SLURM_CONF set; down afterwards.
+
+    Trainings make ports of their jobs' numbers, so no two clusters begin with the same ones; the
+    first thousand would be the ports of Ray's workers.
+    """
     script = slurm_dev()
     if os.geteuid() != 0 or shutil.which("slurmctld") is None:
         words = f"needs Slurm, as root: {script.INSTALL}"
         if os.environ.get("CI"):
             pytest.fail(words)
         pytest.skip(words)
-    cluster = script.DevCluster(short_folder(), script.Shape(**shape))
+    first_job = random.SystemRandom().randrange(1000, 9000)
+    made = script.Shape(**{"first_job": first_job, **shape})
+    cluster = script.DevCluster(short_folder(), made)
     before = os.environ.get("SLURM_CONF")
     try:
         cluster.up()

@@ -21,7 +21,7 @@ from coordinate_eval.coordinator.workers.on_node import keeper
 from coordinate_eval.records import Checkpoint
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def no_disk() -> Iterator[None]:
     """Nothing waits for a disk: what survives a power failure shows in no test."""
     with pytest.MonkeyPatch.context() as patch:

@@ -278,6 +278,10 @@ def test_wrong_arguments_are_refused_before_anything_starts(
     assert "secret" not in str(caught.value)
 
 
+SLEEPS = f"1000.{os.getpid()}"
+"""Seconds for which what these tests start sleeps, as no other process on this machine does."""
+
+
 def by_command(model: Path, command: str = MADE_UP, **args: Any) -> ServerEngine:
     return ServerEngine(
         model, tensor_parallel=1, max_length=CONTEXT, args={"command": command} | args
@@ -286,17 +290,17 @@ def by_command(model: Path, command: str = MADE_UP, **args: Any) -> ServerEngine
 
 def test_a_command_is_started_asked_and_ended_with_all_that_it_started(model: Path) -> None:
     inner = f'{sys.executable} {completions.__file__} --port $1 --model "$2"'
-    apart = "setsid sleep 1000.5 & trap '' TERM; "
+    apart = f"setsid sleep {SLEEPS} & trap '' TERM; "
     shell = shlex.join(["sh", "-c", f"{apart}{inner} & wait", "sh", "{port}", "{model}"])
     engine = by_command(model, shell)
     with Judge(answers) as server:
         other = at(model, server)
         assert run(engine, requests()) == run(other, requests())
         other.close()
-    assert processes("sleep", "1000.5") and processes(str(model))
+    assert processes("sleep", SLEEPS) and processes(str(model))
     engine.close()
     engine.close()
-    assert not processes("sleep", "1000.5") and not processes(str(model))
+    assert not processes("sleep", SLEEPS) and not processes(str(model))
 
 
 @pytest.mark.parametrize(
@@ -318,10 +322,10 @@ def test_a_command_that_ends_at_once_says_why(model: Path, command: str, words: 
 def test_a_command_that_never_listens_is_given_up_with_its_last_words(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "START_MINUTES", 0.02)
+    monkeypatch.setattr(engine_module, "START_MINUTES", 0.1)  # time for its words
     with pytest.raises(EngineError, match=r"has not answered at .* within .*: waiting for a GPU"):
-        by_command(model, "sh -c 'echo waiting for a GPU; exec sleep 1000.7' {model} {port}")
-    assert not processes("sleep", "1000.7")
+        by_command(model, f"sh -c 'echo waiting for a GPU; exec sleep {SLEEPS}' {{model}} {{port}}")
+    assert not processes("sleep", SLEEPS)
 
 
 LISTENS = (
