@@ -7,6 +7,10 @@ they differ in a tenth to a third of the items. One save is better than the othe
 and by one of each dataset.
 
     python benchmarks/deciding.py
+    python benchmarks/deciding.py --precision 0.01
+
+With `--precision`, stages end with the sample that it asks, *full* is the fixed test on the sample,
+and *of sample* is the part of its requests that was needed.
 
 *full* is the fixed test on all items, which `compare` makes: its verdict on the mean, at 5 %.
 *agrees* is the share of pairs that get the same verdict from both. *wrong side* counts better in
@@ -27,7 +31,7 @@ from coordinate_eval.coordinator.comparison.paired import (
     difference,
     weighted_difference,
 )
-from coordinate_eval.coordinator.inputs.suites.suite import load
+from coordinate_eval.coordinator.inputs.suites.suite import load, narrow
 from coordinate_eval.priors import catalogue
 from coordinate_eval.records import stages
 
@@ -53,16 +57,16 @@ class Outcome(NamedTuple):
     early: str
     full: str
     naive: bool
-    share: float
-    """Part of the requests that was needed."""
+    requests: float
+    """Those that were needed."""
     detectable: float
     """Difference that the fixed test on all items finds in 80 %."""
 
 
-def shapes() -> list[Shape]:
-    """Return the datasets of the base suite whose scores are means over items."""
+def shapes(precision: float | None = None) -> list[Shape]:
+    """Return the datasets of the base suite whose scores are means over items, or their samples."""
     found = []
-    for dataset in load("base").datasets:
+    for dataset in narrow(load("base"), precision=precision).datasets:
         entry, items = catalogue.find(dataset), catalogue.items(dataset)
         if entry is not None and items is not None and entry.kind != "judge":
             ends = stages(items, catalogue.count_tasks(dataset))
@@ -94,8 +98,7 @@ def outcome(draws: np.random.Generator, suite: list[Shape], gain: float) -> Outc
     ]
     looks = max(len(shape.ends) for shape in suite)
     shares: list[float] = []
-    early, used, naive = "", 1.0, False
-    every = sum(shape.ends[-1] * shape.requests for shape in suite)
+    early, used, naive = "", 0.0, False
     for number in range(looks):
         counts = [shape.ends[min(number, len(shape.ends) - 1)] for shape in suite]
         parts = [
@@ -108,8 +111,13 @@ def outcome(draws: np.random.Generator, suite: list[Shape], gain: float) -> Outc
         naive = naive or mean.p < 0.05
         if told.decision and not early:
             early = verdict(mean.value, found=told.decision == "different")
-            used = sum(n * shape.requests for n, shape in zip(counts, suite, strict=True)) / every
+            used = sum(n * shape.requests for n, shape in zip(counts, suite, strict=True))
     return Outcome(early, verdict(mean.value, found=mean.p < 0.05), naive, used, mean.detectable)
+
+
+def count_requests(suite: list[Shape]) -> float:
+    """Return the requests of all items."""
+    return sum(shape.ends[-1] * shape.requests for shape in suite)
 
 
 def _information(parts: list[Difference], counts: list[int], suite: list[Shape]) -> float:
@@ -127,11 +135,18 @@ def main() -> None:
     parser.add_argument(
         "--pairs", type=int, default=40, help="of each gain; without one 15 times as many"
     )
-    most = parser.parse_args().pairs
-    suite = shapes()
-    print(f"{len(suite)} datasets, {sum(shape.ends[-1] for shape in suite):,} items")
+    parser.add_argument(
+        "--precision", type=float, help="standard error for which a sample of the items is asked"
+    )
+    args = parser.parse_args()
+    most, suite = args.pairs, shapes(args.precision)
+    every, asked = count_requests(shapes()), count_requests(suite)
     print(
-        f"{'true gain':>9} {'pairs':>6} {'requests':>9} {'called different':>17} "
+        f"{len(suite)} datasets, {sum(shape.ends[-1] for shape in suite):,} items with "
+        f"{asked / every:.1%} of the requests"
+    )
+    print(
+        f"{'true gain':>9} {'pairs':>6} {'requests':>9} {'of sample':>9} {'called different':>17} "
         f"{'full':>6} {'naive':>6} {'agrees':>7} {'wrong side':>11}"
     )
     detectable: list[float] = []
@@ -139,17 +154,18 @@ def main() -> None:
         pairs = most * (1 if gain else 15)
         draws = np.random.default_rng(row)
         found = [outcome(draws, suite, gain) for _ in range(pairs)]
+        used = float(np.mean([each.requests for each in found]))
         told = Counter(each.early for each in found)
         wrong = sum({each.early, each.full} == {"better", "worse"} for each in found)
         print(
-            f"{gain:>9.3f} {pairs:>6} {np.mean([each.share for each in found]):>9.1%} "
+            f"{gain:>9.3f} {pairs:>6} {used / every:>9.1%} {used / asked:>9.1%} "
             f"{1 - told['no difference'] / pairs:>17.1%} "
             f"{np.mean([each.full != 'no difference' for each in found]):>6.1%} "
             f"{np.mean([each.naive for each in found]):>6.1%} "
             f"{np.mean([each.early == each.full for each in found]):>7.1%} {wrong:>11}"
         )
         detectable += [each.detectable for each in found]
-    print(f"detectable with all items: {np.mean(detectable):.4f}")
+    print(f"detectable at the last look: {np.mean(detectable):.4f}")
 
 
 if __name__ == "__main__":

@@ -71,7 +71,9 @@ def test_a_run_stops_when_it_is_decided_and_is_completed_by_reusing_its_response
 ) -> None:
     run, pause = user.folder / "decided", user.folder / "pause of decided"
     engine = json.dumps({"seconds_per_request": 0.04, "pause": str(pause)})
-    started = user.start(*_until_decided(run, suite, whole), "--engine-args", engine)
+    most = user.folder / "most.yaml"  # a sample in which all is decided
+    most.write_text(f"{{extends: {suite}, datasets: [{{name: long, sample: 0.8}}]}}")
+    started = user.start(*_until_decided(run, most, whole), "--engine-args", engine)
     until(lambda: _has_answered(run, {"long": 625, "both": 360}), "the second stage", run)
     pause.touch()  # from now on engines answer their first request at most
     kill([started.pid])

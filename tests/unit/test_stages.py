@@ -13,6 +13,7 @@ from tests.run_dirs import write_requests
 from tests.trainings import call, run_of
 
 from coordinate_eval import _files
+from coordinate_eval.coordinator.comparison.deciding import compare_at, conclude
 from coordinate_eval.coordinator.planning.dealing.packing import Piece, deal, in_stages, stage_of
 from coordinate_eval.coordinator.planning.plan import Cost
 from coordinate_eval.coordinator.report.results import collect_results
@@ -20,18 +21,23 @@ from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.claiming.decided import (
     Compared,
     PartScores,
+    last_compared,
     look_span,
+    sample,
     stopped,
+    why_stopped,
 )
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.claiming.work import claimable, given_up
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import read_run
+from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.workers.open_shards import read_requests
 from coordinate_eval.records import (
     Dataset,
+    DatasetItems,
     DatasetResults,
     ItemRequests,
+    ItemScores,
     Request,
     RequestKind,
     Shard,
@@ -260,3 +266,95 @@ def test_a_run_that_is_decided_has_its_scores_and_nothing_hides_that_it_stopped(
     assert "its scores are of a part of the items, because it stopped early" in said
     used = "items used: a 10 of 40, b 10 of 40"
     assert used in listed and used in best and used in said
+
+
+def test_looks_at_a_sample_end_with_it_and_the_rest_is_withdrawn_from_the_beginning(
+    tmp_path: Path,
+) -> None:
+    run_dir, shards = _staged(tmp_path, [10, 20, 40, 90], 1)
+    few = Shard(dataset="b", start=0, stop=12, gpu_seconds=1, metric_cpu_seconds=0)
+    rest = Shard(dataset="b", start=12, stop=50, gpu_seconds=1, metric_cpu_seconds=0)
+    run = make_run(
+        shards=[*shards[:-1], few, shards[-1], rest], asks=[], against="/p",
+        stages={"a": [10, 20, 40, 90], "b": [12, 50]}, sampled={"a": 40, "b": 12},
+    )  # fmt: skip
+    found = sample(run, {})
+    assert found is not None and found.items == {"a": 40, "b": 12}
+    _files.write_record(run_dir.decided, found)
+
+    def can_be_scored() -> dict[str, list[Span]]:
+        there = claimable(run_dir, run, Pullers.SCORE)
+        return {name: spans for name, spans in there.items() if spans}
+
+    asked = Ledger(run_dir, "outputs").unpublished(shard.span for shard in run.shards)
+    assert max(span.stop for span in asked) == 40
+    for span in asked:
+        _files.write(run_dir.published("outputs", span), "")
+    looks = [Span("a", 0, 10), Span("b", 0, 12), Span("a", 0, 20), Span("a", 0, 40)]
+    assert can_be_scored() == {"looks": looks}
+    for span in looks:
+        _files.write(run_dir.published("looks", span), "")
+    for number in ("1", "2"):  # the third one is the last, and made when all is there
+        assert can_be_scored() == {"comparisons": [whole(number)]}
+        _files.write(run_dir.comparison(int(number)), "{}")
+    assert can_be_scored() == {}
+    assert not Ledger(run_dir, "results").unpublished([whole("a"), whole("b")])
+
+
+def _measured(values: list[float], items: int) -> PartScores:
+    """Return the scores of the first items of a dataset "a"."""
+    mean = sum(values[:items]) / items
+    results = {"a": {"acc,none": mean, "acc_stderr,none": 0.01}}
+    table = ItemScores(
+        task="a", filter="none", items=list(range(items)), documents="d",
+        metrics={"acc": [*values[:items]]},
+    )  # fmt: skip
+    return PartScores(
+        results=DatasetResults(dataset="a", items=items, harness="0", results=results),
+        items=DatasetItems(dataset="a", tables=[table]),
+    )
+
+
+def _sampled(folder: Path, gain: float) -> tuple[RunDir, Run]:
+    """Return a run whose sample is scored: it has gained so much since an earlier run."""
+    previous = run_of(folder, 1, {})
+    before = _measured([float(item % 2) for item in range(1000)], 1000)
+    assert before.results is not None and before.items is not None
+    _files.write_record(previous.dataset_results("a"), before.results)
+    _files.write_record(previous.items("a"), before.items)
+    run_dir = run_of(
+        folder, 2, {}, against=str(previous.root), stages={"a": [100, 400, 1000]},
+        sampled={"a": 400},
+    )  # fmt: skip
+    values = [float(item % 10 < 5 + 10 * gain) for item in range(1000)]
+    for items in (100, 400):
+        part = _measured(values, items).line()
+        _files.write(run_dir.published("looks", Span("a", 0, items)), part)
+    run = read_run(run_dir)
+    begun = sample(run, {})
+    assert begun is not None
+    _files.write_record(run_dir.decided, begun)
+    return run_dir, run
+
+
+def test_a_decision_before_the_end_of_a_sample_stops_it(tmp_path: Path) -> None:
+    run_dir, run = _sampled(tmp_path, 0.3)
+    found = compare_at(run_dir, run, 1)
+    assert found.verdict == "better" and found.information == pytest.approx(100 / 400)
+    assert why_stopped(run_dir).startswith("better than step-1-x")
+    results = collect_results(run_dir, run)
+    assert results["stopped"] == {"a": {"items": 100, "of_items": 1000}}
+
+
+def test_the_last_look_at_a_sample_decides_and_asks_nothing_more(tmp_path: Path) -> None:
+    run_dir, run = _sampled(tmp_path, 0.0)
+    assert compare_at(run_dir, run, 1).verdict == ""
+    assert stopped(run_dir) == {"a": 400}
+    conclude(run_dir, run)
+    last = last_compared(run_dir, run)
+    assert last is not None
+    assert (last.number, last.information, last.verdict) == (2, 1.0, "no difference")
+    assert why_stopped(run_dir).startswith("a sample of")
+    results = collect_results(run_dir, run)
+    assert results["compared"]["verdict"] == "no difference"
+    assert results["stopped"] == {"a": {"items": 400, "of_items": 1000}}

@@ -6,7 +6,8 @@ noise, and large ones most of the requests: a fraction of these is enough.
 """
 
 import contextlib
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from coordinate_eval.coordinator.run.claiming.decided import (
     Compared,
     Verdict,
     count_looks,
+    is_decided,
     look_span,
     read_part,
     requests_share,
@@ -118,7 +120,7 @@ def compare_at(run_dir: RunDir, run: Run, number: int) -> Compared:
     Args:
         run_dir: the run.
         run: its record.
-        number: of the look, from 1. At the last one all items are there.
+        number: of the look, from 1. At the last one all items that are asked are there.
     """
     try:
         with _owner.for_show():
@@ -126,15 +128,15 @@ def compare_at(run_dir: RunDir, run: Run, number: int) -> Compared:
     except (CoordinateError, OSError, ValueError) as error:
         found = Compared(number=number, previous=run.against, why_not=str(error))
     text = found.model_dump_json(by_alias=True, indent=1) + "\n"
-    if found.verdict:
-        _files.create(run_dir.decided, text)
+    if found.verdict and number < count_looks(run):
+        _files.write(run_dir.decided, text)
     _files.create(run_dir.comparison(number), text)
     return found
 
 
 def conclude(run_dir: RunDir, run: Run) -> None:
-    """Compare a run of which all items are scored, unless it was decided before."""
-    if run.against and run.stages and not run_dir.decided.exists():
+    """Compare a run of which all that is asked is scored, unless it was decided before."""
+    if run.against and run.stages and not is_decided(run_dir):
         compare_at(run_dir, run, count_looks(run))
 
 
@@ -153,7 +155,9 @@ def _compared(run_dir: RunDir, run: Run, number: int) -> Compared:
             "second": mean.second,
             "difference": mean.difference,
             "stderr": mean.stderr,
-            "information": _information(in_mean(asked)),
+            "information": 1.0
+            if number == count_looks(run)
+            else _information(in_mean(asked), run.sampled),
         }
     )
     # All items may be there before somebody has made the last comparison of a part.
@@ -170,7 +174,7 @@ def _compared(run_dir: RunDir, run: Run, number: int) -> Compared:
 
 def _about(run_dir: RunDir, run: Run, number: int, found: Comparison) -> Compared:
     """Return what a look at a run takes."""
-    used = {}
+    used = dict(run.sampled)
     for name in run.stages:
         span = look_span(run, name, number)
         part = read_part(run_dir, span) if span is not None else None
@@ -188,9 +192,12 @@ def _about(run_dir: RunDir, run: Run, number: int, found: Comparison) -> Compare
     )
 
 
-def _information(measured: Sequence[Measured]) -> float:
-    """Return the variance of the mean that is expected with all items, over that of now."""
-    known = [((m.stderr or 0.0) ** 2, m.items or 1, m.of_items or m.items or 1) for m in measured]
-    now = sum(variance for variance, *_ in known)
-    whole = sum(variance * items / of_items for variance, items, of_items in known)
+def _information(measured: Sequence[Measured], sampled: Mapping[str, int]) -> float:
+    """Return the variance of the mean that is expected at the last look, over that of now."""
+    now = whole = 0.0
+    for each in measured:
+        variance, items = (each.stderr or 0.0) ** 2, each.items or 1
+        in_the_end = min(each.of_items or items, sampled.get(each.name, math.inf))
+        now += variance
+        whole += variance * items / max(items, in_the_end)
     return min(1.0, whole / now)

@@ -31,7 +31,7 @@ from coordinate_eval.coordinator.report.time_ledger import (
     read_asked,
     rows,
 )
-from coordinate_eval.coordinator.run.claiming.decided import Compared
+from coordinate_eval.coordinator.run.claiming.decided import Compared, cut_short
 from coordinate_eval.coordinator.run.measurements import ShardDone, read_lines
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
@@ -121,7 +121,7 @@ def render(
         reasons=missing.reasons(results),
         scores=[*map(_score, scored), *_aggregates(results)],
         warnings=[
-            *_stopped(results),
+            *_stopped(run, results),
             *(line for found in scored for line in warnings.warnings(found)),
         ],
         ledger=ledger,
@@ -139,14 +139,14 @@ def render(
     return ascii_text(text)
 
 
-def _stopped(results: Mapping[str, Any]) -> list[str]:
+def _stopped(run: Run, results: Mapping[str, Any]) -> list[str]:
     """Return why a run has not asked all items, and of which datasets."""
     stopped = results.get("stopped") or {}
     if not stopped:
         return []
     each = [f"{name} {n['items']:,} of {n['of_items']:,}" for name, n in stopped.items()]
     why = "a sample of the items"
-    if results.get("compared"):
+    if cut_short(run, {name: n["items"] for name, n in stopped.items()}):
         why = f"stopped early: {Compared.model_validate(results['compared']).words}"
     return [f"{why}. Items that are used: {', '.join(each)}"]
 

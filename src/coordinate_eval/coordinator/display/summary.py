@@ -310,10 +310,10 @@ def _after_responses(found: Review) -> str:
 
 def _stages(found: Review) -> list[tuple[str, str]]:
     """Return after how many items a run may end that does not ask all of them at once."""
-    costs = found.plan.datasets
+    costs, rows = found.plan.datasets, []
     if count := sum(dataset.sample is not None for dataset in found.run.suite.datasets):
         words = f"{plural(count, 'dataset')} in part; `resume RUN --full` asks what is left"
-        return [("sample", words)]
+        rows.append(("sample", words))
     looks = max(len(cost.stages) for cost in costs)
     asked = (
         sum(cost.stages[n] if n < len(cost.stages) else cost.items for cost in costs)
@@ -321,7 +321,7 @@ def _stages(found: Review) -> list[tuple[str, str]]:
     )
     items = ", ".join(f"{each:,}" for each in asked)
     words = f"compared after {items} items, and ended by the first decision"
-    return [("until decided", words)] if looks else []
+    return [*rows, ("until decided", words)] if looks else rows
 
 
 def _first_signal(found: Review) -> list[tuple[str, str]]:

@@ -265,8 +265,9 @@ def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run
     judged = [n for n in asks if (built[n].judged if n in built else n in rubrics)]
     metric_seconds = sum(s.metric_cpu_seconds for s in shards if s.dataset in asks)
     staged = {c.name: c.stages for c in plan.datasets if c.stages and run.against}
-    for name in _sampled(run, plan, built):
-        staged[name] = [costs[name].items, built[name].items]
+    sampled = {name: costs[name].items for name in _sampled(run, plan, built)}
+    for name in sampled:
+        staged[name] = [*(staged.get(name) or [sampled[name]]), built[name].items]
         shards += _after_sample(costs[name], shards, built[name].items)
     return run.model_copy(
         update={
@@ -278,6 +279,7 @@ def with_plan(run: Run, plan: Plan, built: Mapping[str, DatasetRequests]) -> Run
             "engine_start_seconds": plan.trials[0].setup_seconds,
             "copy_seconds": max((stage.seconds for stage in plan.stages), default=None),
             "stages": staged,
+            "sampled": sampled,
             "asks": asks,
             "judged": judged,
             "shards": shards,

@@ -8,6 +8,7 @@ from typing import Any
 
 from coordinate_eval._engines import kind_of
 from coordinate_eval.coordinator.report.main_metric import Score, main_score
+from coordinate_eval.coordinator.run.claiming.decided import cut_short
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.records import Dataset, DatasetResults, judge_name
 
@@ -128,8 +129,9 @@ def model_card(run: Run, results: Mapping[str, Any], scored: Sequence[DatasetRes
     notes += ["Some datasets are limited to their first items."] if limits else []
     if stopped := results.get("stopped"):
         names = ", ".join(f"{n} ({of['items']} of {of['of_items']})" for n, of in stopped.items())
-        early = "Stopped early, with a part" if run.against else "With a random sample"
-        notes.append(f"{early} of the items: {names}.")
+        early = cut_short(run, {name: of["items"] for name, of in stopped.items()})
+        words = "Stopped early, with a part" if early else "With a random sample"
+        notes.append(f"{words} of the items: {names}.")
     return "\n".join([*lines, "", " ".join([f"{about}.", *notes])]) + "\n"
 
 

@@ -21,6 +21,7 @@ from coordinate_eval.coordinator.report.main_metric import (
 from coordinate_eval.coordinator.report.missing import build_errors, reasons, why_missing
 from coordinate_eval.coordinator.run.claiming.decided import (
     Compared,
+    cut_short,
     last_compared,
     read_part,
     stopped,
@@ -144,7 +145,7 @@ def collect_results(run_dir: RunDir, run: Run, reason: str = "") -> dict[str, An
             merged[part] |= getattr(found, part)
     return {
         "schema": "coordinate-eval/scores@1",
-        "complete": not (missing or (used and run.against)),
+        "complete": not (missing or cut_short(run, used)),
         **merged,
         "toolchains": {
             name: found.toolchains for name, found in scored.items() if found.toolchains

@@ -22,7 +22,7 @@ from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.report.time_left import seconds_left
 from coordinate_eval.coordinator.run import jobs, supervision
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
-from coordinate_eval.coordinator.run.claiming.decided import requests_share, stopped
+from coordinate_eval.coordinator.run.claiming.decided import cut_short, requests_share, stopped
 from coordinate_eval.coordinator.run.claiming.work import (
     all_spans,
     portions_with_questions,
@@ -152,7 +152,7 @@ def count_requests(run_dir: RunDir, run: Run) -> int:
     if not run.planned:
         return 0
     built = request_indexes(run_dir, run)
-    items = {} if run.against else stopped(run_dir)
+    items = {} if run_dir.full.exists() else run.sampled
     return round(requests_share(built, items) * sum(index.requests for index in built.values()))
 
 
@@ -193,7 +193,7 @@ def progress(
     if not (phase.ended or supervised):  # a supervisor has told what is refused
         detail = "; ".join(filter(None, (detail, *refused_now(run_dir, time.time()))))
     responses = sum(trial.responses for trial in trials.values())
-    whole = run.planned and not undone and not (run.against and stopped(run_dir))
+    whole = run.planned and not undone and not cut_short(run, stopped(run_dir))
     responses = requests if whole else min(responses, requests)
     counts = dict(Counter[str](trial.state for trial in now.values()))
     planned = {trial for round_ in current for trial, _ in jobs.trials_of(round_)}

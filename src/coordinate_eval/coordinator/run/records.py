@@ -78,7 +78,12 @@ class Planned(Record):
     stages: dict[str, list[int]] = Field(
         default={},
         description="dataset → items that are asked by the end of each stage, if it has several. "
-        "Its spans are positions in its `seeded_order` then. A sample is the first of two",
+        "Its spans are positions in its `seeded_order` then",
+    )
+    sampled: dict[str, int] = Field(
+        default={},
+        description="dataset → items of its sample, with which one of its stages ends. Later "
+        "stages are asked with `resume --full`",
     )
     portion_seconds: float = Field(
         default=PORTION_SECONDS, description="of a metric, in one portion of its questions"

@@ -157,7 +157,7 @@ class ScoringJob(Puller):
         name, why = piece.span.dataset, _describe(error)
         if piece.ledger.name == "comparisons":
             raise error
-        if piece.ledger.name == "looks" and self._run.against:
+        if piece.ledger.name == "looks" and piece.span.stop != self._run.sampled.get(name):
             self._store_look(piece.span, PartScores(why_not=why))
         elif piece.ledger.name == "estimates":
             self._store_estimate(name, None, why)

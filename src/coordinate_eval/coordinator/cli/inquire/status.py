@@ -35,6 +35,7 @@ from coordinate_eval.coordinator.report.time_ledger import TimeLedger, read_time
 from coordinate_eval.coordinator.run import jobs, supervision
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.claiming.decided import (
+    cut_short,
     last_compared,
     stopped,
     without_withdrawn,
@@ -216,7 +217,7 @@ def _datasets(run_dir: RunDir, run: Run) -> dict[str, dict[str, Any]]:
             word = "waiting" if run.planned else _before_plan(run_dir, dataset.name)
         if dataset.name not in left:
             failed = run_dir.dataset_error(dataset.name).exists()
-            ended = "stopped" if run.against and dataset.name in used else "scored"
+            ended = "stopped" if dataset.name in cut_short(run, used) else "scored"
             word = "failed" if failed else ended
         found = results.read_dataset(run_dir, dataset.name)
         score = main_score(found) if found else None

@@ -81,11 +81,6 @@ def run(
         strict=strict or dry_run,  # a dry run builds all of it
     )
     if until_decided is not None:
-        if any(dataset.sample is not None for dataset in suite.datasets):
-            raise UserError(
-                "--until-decided asks as few items as it needs: leave out --precision, and "
-                "`sample` in the suite"
-            )
         from coordinate_eval.coordinator.cli.inquire.compare import find_previous
         from coordinate_eval.coordinator.comparison.deciding import check_alike
 

@@ -2,11 +2,11 @@
 
 Datasets are asked in stages, which are ranges of one random order. A look is the scores of a
 dataset at the end of one of its stages. With `--until-decided` there are several, and a comparison
-takes the looks of all datasets; the first one that decides is `decided.json`. A sample is the first
-of two stages, and its `decided.json` is there when the run is planned. It withdraws all later
-stages: nobody claims their shards any more, and their datasets are done with the scores of a look.
-The file `full` takes that back for good. Nothing is removed, so whoever dies in between does no
-harm.
+takes the looks of all datasets; the first one that decides is `decided.json`. A sample ends with a
+stage, too, and its `decided.json` is there when the run is planned; a comparison that decides
+earlier replaces it. It withdraws all later stages: nobody claims their shards any more, and their
+datasets are done with the scores of a look. The file `full` takes that back for good. Nothing is
+removed, so whoever dies in between does no harm.
 """
 
 import math
@@ -61,11 +61,11 @@ class Compared(Record):
     difference: float | None = None
     stderr: float | None = None
     information: float = Field(
-        default=0.0, description="variance that is expected with all items, over that of now"
+        default=0.0, description="variance that is expected at the last look, over that of now"
     )
     bound: float | None = Field(default=None, description="of the difference, in standard errors")
     likely: float | None = Field(
-        default=None, description="probability that all items would show a difference"
+        default=None, description="probability that the last look would show a difference"
     )
     items: dict[str, int] = Field(
         default={}, description="datasets of which not all items are used, and how many are"
@@ -93,14 +93,13 @@ class Compared(Record):
 
 def sample(run: Run, built: Mapping[str, DatasetRequests]) -> Compared | None:
     """Return the `decided.json` of a planned run that samples some of its datasets, else None."""
-    if not run.stages or run.against:
+    if not run.sampled:
         return None
-    items = {name: ends[0] for name, ends in run.stages.items()}
     return Compared(
-        number=1,
-        items=items,
-        of_items={name: ends[-1] for name, ends in run.stages.items()},
-        requests_share=requests_share(built, items),
+        number=count_looks(run),
+        items=run.sampled,
+        of_items={name: run.stages[name][-1] for name in run.sampled},
+        requests_share=requests_share(built, run.sampled),
     )
 
 
@@ -124,6 +123,19 @@ def decided(run_dir: RunDir) -> Compared | None:
     if run_dir.full.exists():
         return None
     return _files.read_record_if_there(run_dir.decided, Compared)
+
+
+def is_decided(run_dir: RunDir) -> bool:
+    """Return whether a comparison has ended a run early, be it that it goes on in full."""
+    found = _files.read_record_if_there(run_dir.decided, Compared)
+    return found is not None and bool(found.verdict)
+
+
+def cut_short(run: Run, used: Mapping[str, int]) -> set[str]:
+    """Return the stopped datasets, by the items that they use, which end before their sample."""
+    if not run.against:
+        return set()
+    return {name for name, items in used.items() if items < run.sampled.get(name, math.inf)}
 
 
 def stopped(run_dir: RunDir) -> Mapping[str, int]:
@@ -182,13 +194,16 @@ def without_withdrawn(run_dir: RunDir, run: Run) -> Run:
 
 def look_span(run: Run, dataset: str, number: int) -> Span | None:
     """Return the items of a dataset that a look takes, numbered from 1; None for all."""
-    ends = run.stages.get(dataset, [])
-    return Span(dataset, 0, ends[number - 1]) if number < len(ends) else None
+    ends = run.stages.get(dataset)
+    if not ends:
+        return None
+    end = min(ends[min(number, len(ends)) - 1], run.sampled.get(dataset, ends[-1]))
+    return Span(dataset, 0, end) if end < ends[-1] else None
 
 
 def count_looks(run: Run) -> int:
-    """Return how many looks there are; the last one takes all items."""
-    return max(map(len, run.stages.values()), default=0)
+    """Return how many looks there are; the last one takes all items, or all of the sample."""
+    return max((len(ends) - (name in run.sampled) for name, ends in run.stages.items()), default=0)
 
 
 def last_compared(run_dir: RunDir, run: Run) -> Compared | None:
@@ -196,6 +211,8 @@ def last_compared(run_dir: RunDir, run: Run) -> Compared | None:
     if not run.against:
         return None
     found = _files.read_record_if_there(run_dir.decided, Compared)
+    if found is not None and not found.previous:
+        found = None  # a sample
     for number in range(count_looks(run), 0, -1):
         found = found or _files.read_record_if_there(run_dir.comparison(number), Compared)
     return found

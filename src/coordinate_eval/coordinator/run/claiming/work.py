@@ -54,9 +54,9 @@ def all_spans(run: Run, ledger: LedgerName) -> list[Span]:
         case "estimates":
             return [whole(name) for name in {s.dataset: 0 for s in run.shards if s.signal}]
         case "looks":
-            numbers = range(1, count_looks(run))
+            numbers = range(1, count_looks(run) + 1)
             spans = (look_span(run, name, number) for number in numbers for name in run.stages)
-            return [span for span in spans if span is not None]
+            return list(dict.fromkeys(span for span in spans if span is not None))
         case "comparisons":
             looks = range(1, count_looks(run)) if run.against else ()
             return [whole(str(number)) for number in looks]

@@ -20,7 +20,13 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs import judge
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
-from coordinate_eval.coordinator.run.claiming.decided import stopped, without_withdrawn
+from coordinate_eval.coordinator.run.claiming.decided import (
+    cut_short,
+    sample,
+    stopped,
+    without_withdrawn,
+)
+from coordinate_eval.coordinator.run.claiming.work import request_indexes
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, write_planned, write_run
 from coordinate_eval.coordinator.run.starting import baselines
@@ -50,7 +56,7 @@ def answered_datasets(run_dir: RunDir, run: Run) -> list[str]:
     """Return the datasets to which all responses are there, or all of their sample."""
     left = Ledger(run_dir, "outputs").unpublished(shard.span for shard in run.shards)
     lacking = {span.dataset for span in left}
-    lacking |= stopped(run_dir).keys() if run.against else set()
+    lacking |= cut_short(run, stopped(run_dir))
     return [name for name in {shard.dataset: 0 for shard in run.shards} if name not in lacking]
 
 
@@ -75,7 +81,7 @@ def rescoring(run_dir: RunDir, run: Run, suite: Suite, settings: Settings) -> Ru
     names = {dataset.name for dataset in kept}
     ids = (f"{run.id}-rescored-{n}" for n in itertools.count(1))
     shards = [shard for shard in without_withdrawn(run_dir, run).shards if shard.dataset in names]
-    sampled = names & stopped(run_dir).keys()
+    sampled = {name: items for name, items in stopped(run_dir).items() if name in names}
     update = _places(settings, run.settings) | {
         "metrics": settings.metrics,
         "harness": settings.harness,
@@ -91,7 +97,8 @@ def rescoring(run_dir: RunDir, run: Run, suite: Suite, settings: Settings) -> Ru
             "settings": run.settings.model_copy(update=update),
             "left_out": run.left_out | dict.fromkeys(lacking, "not all of its responses are there"),
             "against": "",
-            "stages": {name: ends for name, ends in run.stages.items() if name in sampled},
+            "stages": {name: [items, run.stages[name][-1]] for name, items in sampled.items()},
+            "sampled": sampled,
             "rescores": str(run_dir.root),
             "asks": [name for name in run.asks if name in names],
             "judged": [name for name in run.judged if name in names],
@@ -122,8 +129,8 @@ def create_rescoring(run_dir: RunDir, run: Run, made: Run) -> RunDir:
             baselines.write(new, made)
         elif run_dir.baselines_folder.exists():
             shutil.copytree(run_dir.baselines_folder, new.baselines_folder)
-        if made.stages:
-            os.link(run_dir.decided, new.decided)
+        if (sampled := sample(made, request_indexes(run_dir, made))) is not None:
+            _files.write_record(new.decided, sampled)
         write_run(new, made)
         write_planned(new, made)
 
