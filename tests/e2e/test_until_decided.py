@@ -1,6 +1,7 @@
 """Runs that end before all items are asked, killed on the way, and then asked in full."""
 
 import json
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.runs import Workspace, kill, results, scores, times_answered, until
+from tests.runs import TASKS, Workspace, kill, results, scores, times_answered, until
 from tests.tiny import tiny_model
 
 ITEMS = {"long": 1500, "left": 200, "right": 160}
@@ -48,7 +49,8 @@ def suite(user: Workspace) -> Path:
 @pytest.fixture(scope="module")
 def whole(user: Workspace, suite: Path) -> Path:
     run = user.folder / "whole"
-    user.call("run", tiny_model(), "--suite", suite, "--run-dir", run, "--json")
+    relative = os.path.relpath(run, TASKS)  # the folder of a user's commands
+    user.call("run", tiny_model(), "--suite", suite, "--run-dir", relative, "--json")
     return run
 
 

@@ -57,6 +57,12 @@ def test_long_metrics_have_no_more_portions_than_a_run_would(
     assert MOST_PORTIONS <= found[0] < 2 * MOST_PORTIONS
 
 
+def test_a_sample_is_said_with_the_command_that_asks_the_rest() -> None:
+    said = "1 dataset in part; `resume RUN --full` asks what is left"
+    assert said in dry(dataset=DATASET | {"sample": 0.3})
+    assert "in part" not in dry()
+
+
 def everything(folder: Path) -> dict[str, str]:
     """Files and links below a folder, and where they lead or what they say."""
     return {
