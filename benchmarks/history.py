@@ -4,7 +4,7 @@
 
 *Opening* is a command on records of so many checkpoints of 63 datasets in nine groups, from the
 start of the process to its end: processor seconds the first time, when each file is read by itself,
-and the median of five times after that, when all come from the pack.
+and the median of five times after that, when all come from the pack. The output is a terminal.
 
 *Alarms* are those of simulated trainings with known truth. Each has 60 checkpoints of 63 datasets
 with the numbers of items of the base suite's kind (100 to 14,042). Scores rise to a level of their
@@ -18,8 +18,10 @@ the start of the process to its end, nearly all for the curves, and the size of 
 """
 
 import argparse
+import contextlib
 import math
 import os
+import pty
 import shlex
 import subprocess
 import sys
@@ -43,7 +45,7 @@ DATASETS = [f"dataset_{number}" for number in range(63)]
 ITEMS = (100, 164, 500, 1000, 1319, 2000, 5000, 14042)
 CHECKPOINTS = 60
 COMMANDS = (
-    "history --csv", "history", "history --json",
+    "history", "history --all", "history --csv", "history --json",
     "best --by 'mean(dataset_1*,dataset_2*)'", "alarms",
 )  # fmt: skip
 TRAININGS: Mapping[str, Mapping[str, float]] = {
@@ -132,9 +134,15 @@ def _seconds(home: str, *arguments: str) -> float:
     command = [str(Path(sys.executable).with_name("coordinate-eval")), *arguments]
     began = time.perf_counter()
     environment = {**os.environ, "COORDINATE_EVAL_RUNS_DIR": home}
-    done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)
-    if done.returncode not in (0, 1):
-        raise SystemExit(f"{shlex.join(command)} ended with {done.returncode}")
+    screen, terminal = pty.openpty()
+    with subprocess.Popen(command, env=environment, stdin=terminal, stdout=terminal) as process:
+        os.close(terminal)
+        with contextlib.suppress(OSError):  # it has ended
+            while os.read(screen, 1 << 16):
+                pass
+    os.close(screen)
+    if process.returncode not in (0, 1):
+        raise SystemExit(f"{shlex.join(command)} ended with {process.returncode}")
     return time.perf_counter() - began
 
 

@@ -99,10 +99,15 @@ def sparkline(values: Sequence[float | None], most: int = 60) -> str:
     return f"{drawn}  {known[0]:.4f} → {known[-1]:.4f}" if known else ""
 
 
+def drawn_places(count: int, most: int = 60) -> list[int]:
+    """Return which of so many values a curve of at most so many characters shows."""
+    step = max(1, -(-count // most))
+    return [min(place + step, count) - 1 for place in range(0, count, step)]
+
+
 def bars(values: Sequence[float | None], most: int) -> tuple[str, list[float]]:
     """Return a curve of at most so many characters, and the values in it that are known."""
-    step = max(1, -(-len(values) // most))
-    kept = [values[min(place + step, len(values)) - 1] for place in range(0, len(values), step)]
+    kept = [values[place] for place in drawn_places(len(values), most)]
     known = [each for each in kept if each is not None and math.isfinite(each)]
     low, span = (min(known), max(known) - min(known)) if known else (0.0, 0.0)
 

@@ -250,19 +250,16 @@ def _why_unlike(found: Series, datasets: Iterable[str]) -> str:
 def default_columns(found: Series) -> list[Column]:
     """Return a column for each dataset where they are few, else for each group; and the means."""
     few = 8
+    averaged = _averaged(found)
     if len(found.datasets) <= few:
         chosen = [Column(name, [name], mean=False) for name in found.datasets]
     else:
-        groups = list(dict.fromkeys(found.groups.get(name, "") for name in found.datasets))
-        chosen = [
-            Column(group, members, mean=True)
-            for group in groups
-            if group and (members := _averaged(found, group))
-        ]
-    chosen += aggregate_columns(found)
-    if (everything := mean_column(found, found.rows)) is not None:
-        chosen.append(everything)
-    return chosen
+        groups: dict[str, list[str]] = {}
+        for name in averaged:
+            groups.setdefault(found.groups.get(name, ""), []).append(name)
+        chosen = [Column(group, its, mean=True) for group, its in groups.items() if group]
+    mean = [Column("mean", averaged, mean=True)] if len(averaged) > 1 else []
+    return [*chosen, *aggregate_columns(found), *mean]
 
 
 def every_column(found: Series) -> list[Column]:
@@ -280,17 +277,17 @@ def aggregate_columns(found: Series) -> list[Column]:
 
 def mean_column(found: Series, rows: Sequence[Row]) -> Column | None:
     """Return the mean over all datasets that it can be taken of; None of fewer than two."""
-    members = _averaged(found._replace(rows=rows), None)
+    members = _averaged(found._replace(rows=rows))
     return Column("mean", members, mean=True) if len(members) > 1 else None
 
 
-def _averaged(found: Series, group: str | None) -> list[str]:
-    """Return the datasets of a group, or all datasets if it is None, whose mean says something.
+def _averaged(found: Series) -> list[str]:
+    """Return the datasets whose mean says something.
 
     These are shares from 0 to 1, where more is better. A dataset that only some of the complete
     checkpoints have would make their means unlike, and is left out.
     """
-    names = {name for name in found.datasets if group in (None, found.groups.get(name))}
+    names = set(found.datasets)
     whole = [row for row in found.rows if not row.missing]
     for columns, _ in by_columns(whole):
         names &= columns.keys()

@@ -1,5 +1,6 @@
 """`coordinate-eval history` and `best`: scores over the checkpoints of a training."""
 
+import contextlib
 import csv
 import io
 import os
@@ -8,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from rich.markup import escape
-from rich.table import Table
+from rich.cells import cell_len
 
 from coordinate_eval import _files
-from coordinate_eval._format import plural, sparkline, visible
+from coordinate_eval._format import drawn_places, plain, plural, sparkline, visible
 from coordinate_eval.coordinator.cli.output import console, say, table_console, write_json
 from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.history.columns import in_columns
@@ -32,6 +32,9 @@ from coordinate_eval.coordinator.history.series import (
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import CoordinateError, UserError
 
+_MOST_SHOWN = 20
+"""Checkpoints that a terminal shows of more than twice as many."""
+
 
 class Wanted(NamedTuple):
     """The choice of checkpoints and columns."""
@@ -44,6 +47,8 @@ class Wanted(NamedTuple):
     """Smooth the columns."""
     noise: bool = False
     """Tell their signal and noise."""
+    everything: bool = True
+    """The table has all checkpoints, else the last and the best."""
 
 
 def load(settings: Settings) -> tuple[list[Measured], list[str]]:
@@ -305,42 +310,24 @@ def _long(found: Series, wanted: Wanted) -> Iterator[dict[str, Any]]:
 
 
 def _print(found: Series, columns: Sequence[Column], wanted: Wanted, settings: Settings) -> None:
-    where = table_console()
     if not found.rows or not columns:
         out("no scores yet" if found.rows else f"no runs under {settings.runs_dir}")
         return
-    several = len({row.training for row in found.rows}) > 1
-    values = _values(found, columns)
-    for part in _parts(columns, found.rows, where.width, several=several):
-        table = Table()
-        if several:
-            table.add_column("training", overflow="fold")
-        table.add_column("step", justify="right", no_wrap=True)
-        if wanted.tokens_per_step is not None:
-            table.add_column("tokens", justify="right", no_wrap=True)
-        for place in part:
-            head = columns[place]
-            title = f"{head.name} ({len(head.datasets)})" if head.mean else head.name
-            table.add_column(escape(title), justify="right", no_wrap=True)
-        lines = []
-        for row, cells in zip(found.rows, values, strict=True):
-            first = [escape(row.training)] * several
-            first.append(escape(_step(row)))
-            if wanted.tokens_per_step is not None:
-                tokens = _tokens(row, wanted)
-                first.append("" if tokens is None else f"{tokens:.3g}")
-            shown = [cells[place] for place in part]
-            lines.append([*first, *("" if value is None else _number(value) for value in shown)])
-        # rich draws ten thousand lines of a cell in half the time of ten thousand rows.
-        together = lines if several else [["\n".join(c) for c in zip(*lines, strict=True)]]
-        for cells_of_row in together:
-            table.add_row(*cells_of_row)
-        where.print(table)
-    if len(found.rows) > 2 and not several:
-        width = max(len(each.name) for each in columns)
-        for place, each in enumerate(columns):
-            curve = [None if (value := cells[place]) is None else value.value for cells in values]
-            out(f"{each.name:<{width}}  {sparkline(curve)}")
+    trainings = list(dict.fromkeys(row.training for row in found.rows))
+    for training in trainings:
+        rows = [row for row in found.rows if row.training == training]
+        if len(trainings) > 1:
+            out(training)
+        shown, told = _shown(found, rows, columns, wanted, len(trainings))
+        _print_table(shown, columns, wanted)
+        for line in told:
+            out(line)
+        if len(rows) > 2:
+            width = max(len(each.name) for each in columns)
+            drawn = [rows[place] for place in drawn_places(len(rows))]
+            for each in columns:
+                curve = [None if value is None else value.value for value in each.values(drawn)]
+                out(f"{each.name:<{width}}  {sparkline(curve)}")
     if any(row.decided for row in found.rows):
         from coordinate_eval.coordinator.run.claiming.decided import part_lines
 
@@ -354,24 +341,78 @@ def _print(found: Series, columns: Sequence[Column], wanted: Wanted, settings: S
         )
 
 
-def _step(row: Row) -> str:
-    name = str(row.step) if row.step is not None else PurePath(row.checkpoint).name
-    return name + ("*" if row.missing else "")
+def _shown(
+    found: Series, rows: Sequence[Row], columns: Sequence[Column], wanted: Wanted, trainings: int
+) -> tuple[Sequence[Row], list[str]]:
+    """Return the checkpoints of a training that the table has, and what it leaves out, in words."""
+    most = max(3, _MOST_SHOWN // trainings)
+    if wanted.everything or len(rows) <= 2 * most:
+        return rows, []
+    by = columns[0] if wanted.columns else columns[-1]
+    shown, told = list(rows[-most:]), f"the last {most} of {len(rows):,} checkpoints"
+    with contextlib.suppress(UserError):  # none has a value
+        row = best(found._replace(rows=rows), by).row
+        told += f" (best by {by.name}: {row.name})"
+        if row not in shown:
+            shown.insert(0, row)
+    return shown, [f"{told}; --all shows all"]
+
+
+def _print_table(rows: Sequence[Row], columns: Sequence[Column], wanted: Wanted) -> None:
+    first = [["step", *map(_step, rows)]]
+    if wanted.tokens_per_step is not None:
+        tokens = [_tokens(row, wanted) for row in rows]
+        first.append(["tokens", *("" if each is None else f"{each:.3g}" for each in tokens)])
+    cells = []
+    for each in columns:
+        title = f"{each.name} ({len(each.datasets)})" if each.mean else each.name
+        its = each.values(rows)
+        cells.append([title, *("" if value is None else _number(value) for value in its)])
+    for part in _parts(first, cells, table_console().width):
+        sys.stdout.write(visible(_framed([[*map(plain, each)] for each in part])))
 
 
 def _parts(
-    columns: Sequence[Column], rows: Sequence[Row], width: int, *, several: bool
-) -> list[list[int]]:
-    """Return the columns, by number, in groups that fit beside each other."""
-    first = max(len("step"), *(len(_step(row)) for row in rows)) + 16
-    first += 30 if several else 0
-    parts: list[list[int]] = []
+    first: Sequence[Sequence[str]], cells: Sequence[Sequence[str]], width: int
+) -> list[list[Sequence[str]]]:
+    """Return columns in groups that fit beside each other, each after the first columns."""
+    parts: list[list[Sequence[str]]] = []
     used = width
-    for place, each in enumerate(columns):
-        needed = max(len(each.name) + 5, len("0.0000 ±0.0000")) + 3
-        if used + needed > width:
-            parts.append([])
-            used = first
-        parts[-1].append(place)
+    begin = 1 + sum(_width(each) + 3 for each in first)
+    for each in cells:
+        needed = _width(each) + 3
+        if used + needed > width or not parts:
+            parts.append([*first])
+            used = begin
+        parts[-1].append(each)
         used += needed
     return parts
+
+
+def _width(cells: Sequence[str]) -> int:
+    return max(map(cell_len, cells))
+
+
+def _framed(columns: Sequence[Sequence[str]]) -> str:
+    """Return columns of cells, the first ones their heads, in the frame of the other tables.
+
+    rich takes twenty times as long to draw ten thousand lines.
+    """
+    widths = [*map(_width, columns)]
+
+    def line(left: str, middle: str, right: str, fill: str) -> str:
+        return left + middle.join(fill * (width + 2) for width in widths) + right
+
+    def cell(text: str, width: int) -> str:
+        return " " * (1 + width - cell_len(text)) + text + " "
+
+    padded = [[cell(t, width) for t in c] for c, width in zip(columns, widths, strict=True)]
+    head, *body = zip(*padded, strict=True)
+    lines = [line("┏", "┳", "┓", "━"), f"┃{'┃'.join(head)}┃", line("┡", "╇", "┩", "━")]
+    lines += [f"│{'│'.join(cells)}│" for cells in body]
+    return "\n".join([*lines, line("└", "┴", "┘", "─"), ""])
+
+
+def _step(row: Row) -> str:
+    name = str(row.step) if row.step is not None else PurePath(row.checkpoint).name
+    return name + ("*" if row.missing else "")

@@ -1,6 +1,7 @@
 """Commands that show, compare and judge the scores of runs, and their options."""
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -87,6 +88,15 @@ Smoothed = Annotated[
         "",
         "Smooth the scores: show where each column is, goes and jumps, with 95 % intervals.",
         "--curve",
+    ),
+]
+Everything = Annotated[
+    bool,
+    option(
+        OUTPUT,
+        "",
+        "Show all checkpoints, as in a pipe or a file: a long table has the last and the best.",
+        "--all",
     ),
 ]
 Noisy = Annotated[
@@ -199,6 +209,7 @@ def history(
     tokens_per_step: TokensPerStep = None,
     curve: Smoothed = False,
     noise: Noisy = False,
+    everything: Everything = False,
     as_csv: Csv = False,
     as_json: common.Json = False,
     parquet: ParquetFile = None,
@@ -220,6 +231,7 @@ def history(
         raise UserError(f"{name} shows a table, or with --json a document: it has no other format")
     settings, _ = load_settings({}, settings_file)
     wanted = Wanted(training or [], suite, column or [], tokens_per_step, curve, noise)
+    wanted = wanted._replace(everything=everything or not sys.stdout.isatty())
     form = "csv" if as_csv else "json" if as_json else "table"
     show_history(settings, wanted, form, parquet)
 
