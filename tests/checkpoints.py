@@ -16,6 +16,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
 from coordinate_eval.errors import UserError
 
 CONFIG = {
+    "model_type": "made_up",
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -72,7 +73,7 @@ def sides(folder: Path, **config: Any) -> Path:
     """Write what lies beside weights, a configuration and a tokenizer; the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG | config))
-    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").write_text('{"vocab": {}}')
     return folder
 
 

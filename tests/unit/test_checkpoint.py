@@ -134,7 +134,7 @@ def test_identity_follows_what_counts(single: Path, tmp_path: Path) -> None:
     os.utime(copy / "model.safetensors", ns=(1, 1))
     assert inspect(copy).identity != found.identity
     assert unchanged(found)
-    (single / "tokenizer.json").write_text('{"a": 1}')
+    (single / "tokenizer.json").write_text('{"vocab": {"a": 1}}')
     assert not unchanged(found)
     assert inspect(single).identity != found.identity
 
@@ -143,6 +143,12 @@ def test_identity_follows_what_counts(single: Path, tmp_path: Path) -> None:
 def test_a_torn_tokenizer_is_reported(single: Path, text: str) -> None:
     (single / "tokenizer.json").write_text(text)
     refused(single, f"{single / 'tokenizer.json'} is torn")
+
+
+@pytest.mark.parametrize("text", ["{}", '{"version": "1.0", "model": {}}'])
+def test_a_tokenizer_without_a_vocabulary_is_refused(single: Path, text: str) -> None:
+    (single / "tokenizer.json").write_text(text)
+    refused(single, f"{single / 'tokenizer.json'} has no vocabulary", "--tokenizer")
 
 
 def test_what_is_gone_is_not_unchanged(single: Path) -> None:

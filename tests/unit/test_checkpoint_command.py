@@ -192,7 +192,8 @@ def test_a_reference_of_another_model_is_refused(
 
 def test_averages_and_adapters_with_a_base_are_shown(model: Path, tmp_path: Path) -> None:
     average = tmp_path / "average.yaml"
-    average.write_text(f"average: [{model}, {model}]\n")
+    other = shutil.copytree(model, tmp_path / "other")
+    average.write_text(f"average: [{other}, {model}]\n")
     found = examine(Asked(average))
     assert (found.format, found.usable, found.files) == ("average", True, 2)
     assert found.config == str(model / "config.json")
@@ -203,7 +204,7 @@ def test_averages_and_adapters_with_a_base_are_shown(model: Path, tmp_path: Path
     shapes = {"A": (2, 64), "B": (64, 2)}
     tensors = {f"{name}.lora_{each}.weight": torch.zeros(shapes[each]) for each in shapes}
     save_file(tensors, adapter / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"]}
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "layers_to_transform": [0]}
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     assert "--base" in examine(Asked(adapter)).why
     done = CliRunner().invoke(app, ["checkpoint", str(adapter), "--base", str(model), "--json"])

@@ -55,7 +55,7 @@ def mixtral() -> Tensors:
 def write(folder: Path, tensors: Tensors, config: dict[str, Any] = LLAMA) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").write_text('{"vocab": {}}')
     save_file(tensors, folder / "model.safetensors")
     return folder
 
@@ -116,7 +116,6 @@ def without(tensors: Tensors, *words: str) -> Tensors:
         # a type that nobody here knows: names and sizes may be any
         (llama(1), LLAMA | {"model_type": "xlama-2"}),
         ({"w": of(60, 512)}, LLAMA | {"model_type": "xlama-2"}),
-        ({"w": of(60, 512)}, {key: v for key, v in LLAMA.items() if key != "model_type"}),
     ],
 )
 def test_what_fits_is_taken(tmp_path: Path, tensors: Tensors, config: dict[str, Any]) -> None:
@@ -194,6 +193,12 @@ def test_a_hull_of_large_model_is_refused_whatever_its_type(tmp_path: Path) -> N
     (tmp_path / "zero_to_fp32.py").touch()
     write(tmp_path, {"model.norm.weight": of(4096), "model.embed.weight": of(0)}, config)
     refused(tmp_path, "1 of 2 tensors are empty", f"python {tmp_path / 'zero_to_fp32.py'}")
+
+
+def test_a_config_that_names_no_type_of_model_is_refused(tmp_path: Path) -> None:
+    for config in ({}, {"learning_rate": 0.1}, {**LLAMA, "model_type": None}):
+        write(tmp_path, llama(), config)
+        refused(tmp_path, f"{tmp_path / 'config.json'} has no model_type", "--config")
 
 
 def test_state_dicts_are_compared_under_the_names_of_the_model(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def sides(folder: Path, kind: str) -> Path:
     folder.mkdir()
     config = {"model_type": kind, "architectures": ["X"], **trainers.CONFIGS[kind]}
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").write_text('{"vocab": {}}')
     return folder
 
 

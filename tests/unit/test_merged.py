@@ -345,7 +345,7 @@ def test_a_quantized_base_is_refused(tmp_path: Path) -> None:
         ({"peft_type": "IA3"}, "IA3"),
         ({"peft_type": "PROMPT_TUNING"}, "PROMPT_TUNING"),
         ({"peft_type": "LOHA"}, "LOHA"),
-        ({"peft_type": None}, "None"),
+        ({"peft_type": None}, "no peft_type"),
         ({"alora_invocation_tokens": [1]}, "Activated LoRA"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
         ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4"),

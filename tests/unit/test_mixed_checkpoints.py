@@ -354,9 +354,43 @@ def test_an_output_layer_of_its_own_is_not_dropped_where_the_config_ties(
     named = reconfigured(tied, tmp_path / "torch")
     (named / "model.safetensors").unlink()
     torch.save(state, named / "model.pt")
-    for each in (inspect(tied), inspect(members([tied, tied], None)), inspect(named)):
+    again = reconfigured(tied, tmp_path / "again")
+    for each in (inspect(tied), inspect(members([again, tied], None)), inspect(named)):
         with pytest.raises(WeightsRefused, match=r"lm_head\.weight differs from"):
             guard.check_tied(each, reading.source(each))
+
+
+def test_an_adapter_of_some_layers_of_a_deeper_base_is_refused(
+    steps: list[Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "adapter"
+    adapted(steps[0], folder, target_modules=["q_proj", "down_proj"])
+    state = files.load_file(folder / "adapter_model.safetensors")
+    first = {name: tensor for name, tensor in state.items() if ".layers.0." in name}
+    files.save_file(first, folder / "adapter_model.safetensors")
+    with pytest.raises(UserError, match=r"does not adapt model\.layers\.1\..*as it does in other"):
+        inspect(folder)
+
+    config = json.loads((folder / "adapter_config.json").read_text())
+    chosen = config | {"layers_to_transform": [0]}
+    (folder / "adapter_config.json").write_text(json.dumps(chosen))
+    inspect(folder)
+    files.save_file({}, folder / "adapter_model.safetensors")
+    with pytest.raises(UserError, match="has no tensors"):
+        inspect(folder)
+
+
+def test_a_base_of_what_is_no_adapter_is_refused(steps: list[Path], adapter: Path) -> None:
+    for what in (steps[1], members(steps[1:], None)):
+        with pytest.raises(UserError, match="is no adapter, and --base"):
+            inspect(what, base=steps[0])
+    inspect(members([adapter, steps[0]], None), base=steps[0])
+
+
+def test_a_checkpoint_twice_in_an_average_is_refused(steps: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to(steps[0])
+    with pytest.raises(UserError, match=r"step-800 is in the average twice.*weight"):
+        inspect(members([steps[0], steps[1], tmp_path / "latest"], None))
 
 
 def test_two_adapters_in_one_file_are_refused(steps: list[Path], tmp_path: Path) -> None:

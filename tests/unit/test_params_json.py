@@ -138,7 +138,7 @@ def test_the_config_and_tokenizer_that_are_there_count(tmp_path: Path) -> None:
 
 def test_params_of_another_trainer_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "params.json").write_text("{}")
-    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text('{"vocab": {}}')
     save_file(trainers.weights("llama"), tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=r"no config\.json"):
         checkpoints.inspect(tmp_path)

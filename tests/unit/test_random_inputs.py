@@ -132,7 +132,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("checkpoint")
     header = json.dumps(HEADER).encode()
     (made / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(24))
-    (made / "tokenizer.json").write_text("{}")
+    (made / "tokenizer.json").write_text('{"vocab": {}}')
     return made
 
 

@@ -8,7 +8,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -49,6 +49,7 @@ _CHANGES_BASE = re.compile(r"pissa|olora|corda|loftq|lora_ga", re.IGNORECASE)
 _PLAIN = re.compile(r"\^?(?:\.\*|\\d\+|\\\.|[\w.-]|\[[\w-]+\]|\([\w.|-]+\))+\$?")
 _MOST_STARS = 2
 
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 _PREFIX = "base_model.model."
 _PRODUCT = re.compile(r"(.+)\.lora_([AB])(?:\.(?!weight$|bias$)[^.]+)?\.(weight|bias)", re.DOTALL)
 _EMBEDDING = re.compile(r"(.+)\.lora_embedding_([AB])(?:\.[^.]+)?", re.DOTALL)
@@ -69,6 +70,8 @@ class AdapterConfig:
         self.file = file
         self._given = given = checkpoint_files.read_json(file, _MOST_CONFIG_BYTES)
         kind = given.get("peft_type")
+        if kind is None:
+            raise UserError(f"{file} has no peft_type, so it is no config of PEFT. Save it again")
         if kind != "LORA":
             raise self._refuse(f"an adapter of the kind {brief(str(kind))}")
         for key, words in _NOT_MERGED.items():
@@ -110,6 +113,19 @@ class AdapterConfig:
     def saves(self, module: str) -> bool:
         """Return whether a module was trained as a whole."""
         return _is_one_of(module, self._names("modules_to_save"))
+
+    def lacking(self, adapted: Collection[str], there: Iterable[str]) -> str | None:
+        """Return a tensor that is like adapted ones of other layers, and is not adapted itself.
+
+        PEFT adapts alike modules in all layers, unless its config chooses among them.
+        """
+        targets = self._given.get("target_modules")
+        if not isinstance(targets, list) or any(map(re.compile(r"\d").search, map(str, targets))):
+            return None
+        if any(self._given.get(key) for key in ("layers_to_transform", "exclude_modules")):
+            return None
+        kinds = {_LAYER.sub("", name) for name in adapted}
+        return next((n for n in there if n not in adapted and _LAYER.sub("", n) in kinds), None)
 
     def parameters(self, module: str) -> list[str]:
         """Return the parameters of a module that are adapted by their own names.

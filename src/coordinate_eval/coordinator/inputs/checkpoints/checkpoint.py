@@ -70,7 +70,13 @@ def inspect(
     Raises:
         UserError: A file is missing, torn, malformed, unreadable, or would run code.
     """
-    return _inspect(what, _Given(config, tokenizer, mapping, base), _Opened((), []))
+    found = _inspect(what, _Given(config, tokenizer, mapping, base), _Opened((), []))
+    if base is not None and not _has_adapter(found):
+        raise UserError(
+            f"{found.path} is no adapter, and --base names what adapters are merged into: leave "
+            "it out, or give the adapter's folder"
+        )
+    return found
 
 
 def _inspect(what: Path | Members, given: "_Given", above: "_Opened") -> Checkpoint:
@@ -135,6 +141,10 @@ def base_of(checkpoint: Made) -> Path | None:
     return bases.pop() if len(bases) == 1 else None
 
 
+def _has_adapter(checkpoint: Checkpoint) -> bool:
+    return checkpoint.format is CheckpointFormat.ADAPTER or any(map(_has_adapter, checkpoint.parts))
+
+
 def trained_step(checkpoint: Checkpoint) -> int | None:
     """Return the training step that a checkpoint's name tells; of an average, its last one's."""
     if checkpoint.format is CheckpointFormat.AVERAGE:
@@ -190,7 +200,9 @@ def _words_of(path: Path) -> Iterator[None]:
 
 def _average(place: Path, members: Members, given: _Given, above: _Opened) -> Checkpoint:
     parts = [_inspect(path, given, above) for path in members.paths]
-    for part in parts:
+    for number, part in enumerate(parts):
+        if any(part.path == other.path for other in parts[:number]):
+            raise UserError(f"{part.path} is in the average twice: give it a weight instead")
         if part.quantization:
             raise UserError(
                 f"{part.path} is quantized ({part.quantization}), and such weights have no "

@@ -121,6 +121,13 @@ class Merged(Source):
         # Of tied layers, which are one tensor, the embedding comes first.
         for module in sorted(found.products, key=lambda each: is_output(f"{each}.weight")):
             self._adapt(module, found.products[module])
+        if not adapter.tensors:
+            raise self._refuse("has no tensors. Save it again")
+        adapted = {self._named(f"{module}.weight") for module in found.products}
+        if lacking := config.lacking(adapted, self._plans):
+            raise self._refuse(
+                f"does not adapt {lacking}, as it does in other layers of {where}. {_OTHER}"
+            )
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
