@@ -99,14 +99,12 @@ def _local(settings: Settings) -> Cluster:
 
 
 def _ray(settings: Settings) -> Cluster:
-    if settings.ray.address is None:  # a run that an earlier version has begun on this machine
-        return _local(settings)
     from coordinate_eval.clusters.ray.cluster import RayCluster
 
     folders = {name: getattr(settings, name) for name in FOLDERS}
     paths = {name: Path(folder).expanduser() for name, folder in folders.items()}
     memory = settings.gpu_memory_gib or 0.0
-    return RayCluster(settings.ray.address, paths, memory, settings.gpu_type)
+    return RayCluster(settings.ray.address or "auto", paths, memory, settings.gpu_type)
 
 
 _MAKERS: Mapping[str, Callable[[Settings], Cluster]] = {
