@@ -9,10 +9,10 @@ import pytest
 from tests.decisions import make_run
 from tests.runs import until
 from tests.shown_runs import submitted_run
+from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cli.inquire.runs import Wanted, list_runs
-from coordinate_eval.coordinator.cli.inquire.status import show_status
+from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.cli.upkeep import doctor
 from coordinate_eval.coordinator.doctor.findings import State
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -116,9 +116,7 @@ def test_our_own_command_is_found_and_python_stays_the_users(
     assert with_our_command({"PATH": f"{ours}:/bin"})["PATH"].split(":")[:2] == [str(ours), "/bin"]
 
 
-def test_people_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_people_are_told(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     run_dir = submitted_run(runs)
     settings = Settings(runs_dir=str(runs))
@@ -127,14 +125,15 @@ def test_people_are_told(
     failed = HookEnd(problem="ended with exit status 1", exit_status=1, last_line="E", log="/l")
     _files.write_record(run_dir.hook("after_run"), failed)
     words = "after_run ended with exit status 1: E; see /l"
-    assert show_status("r", settings, as_json=False, follow=False) == 1
-    assert words in capsys.readouterr().out
-    show_status("r", settings, as_json=True, follow=False)
-    assert json.loads(capsys.readouterr().out)["after_run"] == failed.model_dump()
-    list_runs(settings, None, 5, Wanted(), as_json=False)
-    assert "cancelled, after_run failed" in capsys.readouterr().out
-    list_runs(settings, None, 5, Wanted(), as_json=True)
-    assert json.loads(capsys.readouterr().out)[0]["after_run"] == words
+
+    def called(*args: str) -> Result:
+        return CliRunner().invoke(app, args, env={"COORDINATE_EVAL_RUNS_DIR": str(runs)})
+
+    told = called("status", "r")
+    assert (told.exit_code, words in told.stdout) == (1, True)
+    assert json.loads(called("status", "r", "--json").stdout)["after_run"] == failed.model_dump()
+    assert "cancelled, after_run failed" in called("runs").stdout
+    assert json.loads(called("runs", "--json").stdout)[0]["after_run"] == words
     (found,) = doctor.hooks(settings)
     assert found.state is State.WARNING
     assert f"it failed in 1 of 1 run, last in r: {words}" in found.found

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import coordinate_eval
 from coordinate_eval.coordinator.cli.app import app
-from coordinate_eval.coordinator.cli.inquire.checkpoint import Asked, examine
+from coordinate_eval.coordinator.cli.inquire.checkpoint import examine
 
 SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -69,7 +69,7 @@ def test_answers_of_renamed_weights_are_those_of_the_trainer(
 ) -> None:
     folder = saved(model, tmp_path / "step-1", trainer)
 
-    report = examine(Asked(folder, check_against=model.parent / "reference.json"))
+    report = examine(folder, check_against=model.parent / "reference.json")
 
     assert not report.why
     assert report.checked
@@ -99,9 +99,9 @@ def test_orders_that_only_answers_tell_are_caught(
     model: Path, tmp_path: Path, trainer: str, change: Any
 ) -> None:
     folder = saved(model, tmp_path / "step-1", trainer, change)
-    assert not examine(Asked(folder, check=True)).why  # shapes and names are right
+    assert not examine(folder, check=True).why  # shapes and names are right
 
-    report = examine(Asked(folder, check_against=model.parent / "reference.json"))
+    report = examine(folder, check_against=model.parent / "reference.json")
 
     assert "answers otherwise than the model that wrote" in report.why
     assert "has the log-likelihood" in report.why
@@ -113,7 +113,7 @@ def test_half_a_mapping_and_half_a_model_are_told_with_their_tensors(
     own = tmp_path / "own.yaml"
     own.write_text("names: {tok_embeddings.weight: model.embed_tokens.weight}")
     folder = saved(model, tmp_path / "step-1", "torchtitan")
-    report = examine(Asked(folder, mapping=own))
+    report = examine(folder, mapping=own)
     assert "20 of 21 tensors fit none of its rules" in report.why
     assert len(report.left_over["checkpoint"]) == 20
     assert report.tensors
@@ -122,7 +122,7 @@ def test_half_a_mapping_and_half_a_model_are_told_with_their_tensors(
         for name in [name for name in state if ".w3." in name]:
             del state[name]
 
-    report = examine(Asked(saved(model, tmp_path / "step-2", "torchtitan", without_w3), check=True))
+    report = examine(saved(model, tmp_path / "step-2", "torchtitan", without_w3), check=True)
     assert "2 tensors of the model are missing: model.layers.0.mlp.up_proj.weight" in report.why
     assert report.left_over["model"] == [f"model.layers.{n}.mlp.up_proj.weight" for n in range(2)]
 
@@ -187,14 +187,14 @@ def test_a_reference_of_another_model_is_refused(
     reference = json.loads((model.parent / "reference.json").read_text())
     file = tmp_path / "reference.json"
     file.write_text(json.dumps(reference | change))
-    assert words in examine(Asked(model, check_against=file)).why
+    assert words in examine(model, check_against=file).why
 
 
 def test_averages_and_adapters_with_a_base_are_shown(model: Path, tmp_path: Path) -> None:
     average = tmp_path / "average.yaml"
     other = shutil.copytree(model, tmp_path / "other")
     average.write_text(f"average: [{other}, {model}]\n")
-    found = examine(Asked(average))
+    found = examine(average)
     assert (found.format, found.usable, found.files) == ("average", True, 2)
     assert found.config == str(model / "config.json")
     assert found.tokenizer
@@ -206,6 +206,6 @@ def test_averages_and_adapters_with_a_base_are_shown(model: Path, tmp_path: Path
     save_file(tensors, adapter / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "layers_to_transform": [0]}
     (adapter / "adapter_config.json").write_text(json.dumps(config))
-    assert "--base" in examine(Asked(adapter)).why
+    assert "--base" in examine(adapter).why
     done = CliRunner().invoke(app, ["checkpoint", str(adapter), "--base", str(model), "--json"])
     assert done.exit_code == 0, done.output

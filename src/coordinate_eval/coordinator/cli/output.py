@@ -22,6 +22,7 @@ from coordinate_eval._format import plural, visible, visible_json
 from coordinate_eval.coordinator.cli.streams import printable_output
 from coordinate_eval.coordinator.report.main_metric import metrics
 from coordinate_eval.coordinator.report.results import AggregateScore
+from coordinate_eval.errors import CoordinateError, UserError
 
 PIPE_WIDTH = 160
 """Characters of a line in a pipe or a file, where no window cuts it."""
@@ -133,6 +134,15 @@ def quiet_libraries(*, verbose: bool) -> Iterator[None]:
             last.setLevel(level)
         for name in added:
             os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def errors_are_no_verdict() -> Iterator[None]:
+    """Let errors in the block end with 2, where 1 is a verdict."""
+    try:
+        yield
+    except CoordinateError as error:
+        raise UserError(str(error)) from error
 
 
 def results_table(results: dict[str, Any]) -> Table:

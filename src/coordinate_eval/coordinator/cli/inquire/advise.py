@@ -2,12 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import typer
 
 from coordinate_eval._format import quoted
 from coordinate_eval.coordinator.cli.inquire.history import load
-from coordinate_eval.coordinator.cli.output import out, say, write_json
+from coordinate_eval.coordinator.cli.options import common
+from coordinate_eval.coordinator.cli.options.parsing import option
+from coordinate_eval.coordinator.cli.output import errors_are_no_verdict, out, say, write_json
 from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, look, step_of
+from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.training.advice import Advice, Save, advise
 from coordinate_eval.coordinator.training.guarding.healthy import examine
@@ -17,8 +22,45 @@ from coordinate_eval.coordinator.training.scores import scores_of
 from coordinate_eval.coordinator.training.spikes import Detector
 from coordinate_eval.errors import UserError
 
+_Experiment = Annotated[
+    Path, typer.Argument(metavar="EXPERIMENT", help="The folder into which the training saves.")
+]
+_Logs = Annotated[
+    list[Path] | None,
+    option(
+        "",
+        "PATH",
+        "What the training writes: a log, JSON lines, a TensorBoard folder or a "
+        "trainer_state.json. Repeat it for each attempt, in their order.",
+    ),
+]
+_Patterns = Annotated[
+    Path | None, option("", "FILE", "YAML file that says how the training reports its steps.")
+]
+_MostBack = Annotated[int, option("", "STEPS", "Never go back further than so many steps.", min=1)]
 
-def show_advice(
+
+def advise_command(
+    experiment: _Experiment,
+    log: _Logs = None,
+    patterns: _Patterns = None,
+    most_back: _MostBack = 10_000,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Say whether a training goes on, or back to which checkpoint, by its loss and its scores.
+
+    A spike of the loss that passes by itself is no reason to go back. No GPU is used.
+
+    Exit status: 0 go on; 1 go back, or a person has to decide; 2 it is not known.
+    """
+    with errors_are_no_verdict():
+        settings, _ = load_settings({}, settings_file)
+        status = _advise(settings, experiment, log or [], patterns, most_back, as_json=as_json)
+    raise typer.Exit(status)
+
+
+def _advise(
     settings: Settings,
     experiment: Path,
     logs: Sequence[Path],

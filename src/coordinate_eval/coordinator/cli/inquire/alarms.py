@@ -4,30 +4,41 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import typer
+
 from coordinate_eval._format import plural
-from coordinate_eval.coordinator.cli.inquire.history import Wanted, alone, load, out
-from coordinate_eval.coordinator.cli.output import say, write_json
+from coordinate_eval.coordinator.cli.inquire.history import alone, load
+from coordinate_eval.coordinator.cli.options import common
+from coordinate_eval.coordinator.cli.output import errors_are_no_verdict, out, say, write_json
 from coordinate_eval.coordinator.history import telling
 from coordinate_eval.coordinator.history.alarms import Alarm, alarms
 from coordinate_eval.coordinator.history.measured import Measured
 from coordinate_eval.coordinator.history.series import Series, series
+from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.supervisor.after_run import with_our_command
 from coordinate_eval.errors import CoordinateError
 
 
-def show_alarms(settings: Settings, wanted: Wanted, *, as_json: bool) -> int:
-    """Print the alarms of trainings, the newest last. Return the exit status.
+def alarms_command(
+    training: common.Trainings = None,
+    suite: common.OfSuite = None,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Show which checkpoints are worse than their training's past explains.
 
-    It is 1 if an alarm is true of the newest checkpoint of a training.
+    Exit status: 0 an alarm is true of no training's newest checkpoint; 1 one is; 2 it is not known.
     """
-    known, problems = load(settings)
-    found = series(known, wanted.trainings, wanted.suite)
-    trainings, broken = alarms_of(known, found, wanted.suite)
-    raised = [alarm for _, its in trainings for alarm in its]
-    notes = [note for each, _ in trainings for note in each.notes]
-    for each, its in trainings:
-        notes += telling.untold(settings.runs_dir, each, its, settings)
+    with errors_are_no_verdict():
+        settings, _ = load_settings({}, settings_file)
+        known, problems = load(settings)
+        found = series(known, training or [], suite)
+        trainings, broken = alarms_of(known, found, suite)
+        raised = [alarm for _, its in trainings for alarm in its]
+        notes = [note for each, _ in trainings for note in each.notes]
+        for each, its in trainings:
+            notes += telling.untold(settings.runs_dir, each, its, settings)
     if as_json:
         write_json(telling.document(raised))
     else:
@@ -37,7 +48,7 @@ def show_alarms(settings: Settings, wanted: Wanted, *, as_json: bool) -> int:
             out(f"no alarms in {plural(len(found.rows), 'checkpoint')}")
     for line in [*notes, *problems]:
         say(line)
-    return int(broken)
+    raise typer.Exit(int(broken))
 
 
 def tell_alarms(settings: Settings, folder: str, *, patience: float) -> list[str]:

@@ -6,13 +6,16 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval._format import brief, plural, size
 from coordinate_eval._text_config import text_config
+from coordinate_eval.coordinator.cli.options import common, launching
+from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import (
@@ -35,17 +38,18 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|(?<=weight)\d+$|(?<=bias)\d+$")
 _SHOWN = 5
 
 
-@dataclass
-class Asked:
-    """A question about a checkpoint: the arguments of the command."""
-
-    path: Path
-    config: Path | None = None
-    tokenizer: Path | None = None
-    mapping: Path | None = None
-    check: bool = False
-    check_against: Path | None = None
-    base: Path | None = None
+_Shown = Annotated[
+    Path, typer.Argument(metavar="CKPT", help="A folder, or a file, whatever it is.")
+]
+_CheckIt = Annotated[
+    bool,
+    option(
+        "",
+        "",
+        "Compare all tensors with the architecture, and look for NaN. All weights are read.",
+        "--check",
+    ),
+]
 
 
 @dataclass
@@ -73,23 +77,53 @@ class _Report:
     """The reason why it cannot be scored."""
 
 
-def show_checkpoint(asked: Asked, *, as_json: bool) -> int:
-    """Print what a checkpoint is. Return the exit status: 2 if it cannot be scored as it is."""
-    report = examine(asked)
+def checkpoint_command(
+    ckpt: _Shown,
+    model_config: launching.ModelConfig = None,
+    tokenizer: launching.Tokenizer = None,
+    mapping: launching.Mapping = None,
+    base: launching.Base = None,
+    check: _CheckIt = False,
+    check_against: launching.CheckAgainst = None,
+    as_json: common.Json = False,
+) -> None:
+    """Show what a folder or file is: format, tensors, whose names they have, what is missing.
+
+    Without --check no weight is read, and nothing is needed but its headers. Exit status: 0 it can
+    be scored; 2 it cannot, and the last line says why.
+    """
+    report = examine(
+        ckpt,
+        config=model_config,
+        tokenizer=tokenizer,
+        mapping=mapping,
+        base=base,
+        check=check,
+        check_against=check_against,
+    )
     if as_json:
         write_json({"schema": SCHEMA, **report.__dict__})
     else:
         _print(report)
-    return 0 if report.usable else 2
+    raise typer.Exit(0 if report.usable else 2)
 
 
-def examine(asked: Asked) -> _Report:
+def examine(
+    path: Path,
+    *,
+    config: Path | None = None,
+    tokenizer: Path | None = None,
+    mapping: Path | None = None,
+    base: Path | None = None,
+    check: bool = False,
+    check_against: Path | None = None,
+) -> _Report:
     """Return what can be told of a checkpoint, whether it is one or not."""
-    report = _Report(str(asked.path), step=step_of(str(asked.path.absolute())))
-    stand_ins = {"config": asked.config, "tokenizer": asked.tokenizer}
+    report = _Report(str(path), step=step_of(str(path.absolute())))
+    stand_ins = {"config": config, "tokenizer": tokenizer}
     found: Checkpoint | None = None
     try:
-        found = checkpoints.inspect(asked.path, **stand_ins, mapping=asked.mapping, base=asked.base)
+        found = checkpoints.inspect(path, **stand_ins, mapping=mapping, base=base)
     except UserError as error:
         report.why = str(error)
     with contextlib.suppress(UserError, OSError):
@@ -97,7 +131,7 @@ def examine(asked: Asked) -> _Report:
             files = list(map(Path, found.files))
             beside: Path | None = config_file.file_of(files)
         else:
-            beside, files = finding.find_beside(asked.path, **stand_ins)
+            beside, files = finding.find_beside(path, **stand_ins)
         report.config = str(beside) if beside else None
         names = {file.name for file in files}
         report.tokenizer = [name for name in checkpoint_files.TOKENIZER_FILES if name in names]
@@ -111,15 +145,15 @@ def examine(asked: Asked) -> _Report:
             weights = list(map(Path, found.weights or found.all_weights))
             report.format = found.format.value
         else:
-            raw = finding.find(asked.path)
+            raw = finding.find(path)
             stored, weights, report.format = raw.source.tensors, list(raw.weights), raw.format.value
         report.files, report.bytes = len(weights), sum(file.stat().st_size for file in weights)
     report.tensors = _groups(stored)
     for dtype, shape in stored.values():
         report.parameters[dtype] = report.parameters.get(dtype, 0) + math.prod(shape)
-    _add_mapping(report, found, stored, asked)
-    if found is not None and (asked.check or asked.check_against):
-        _check(report, found, asked)
+    _add_mapping(report, found, stored, mapping)
+    if found is not None and (check or check_against):
+        _check(report, found, check_against)
     report.usable = not report.why
     return report
 
@@ -137,14 +171,14 @@ def _groups(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
 
 
 def _add_mapping(
-    report: _Report, found: Checkpoint | None, stored: Mapping[str, Tensor], asked: Asked
+    report: _Report, found: Checkpoint | None, stored: Mapping[str, Tensor], mapping: Path | None
 ) -> None:
     if found is not None:
         report.mapping = found.mapping.trainer if found.mapping else None
         return
     with contextlib.suppress(UserError):
-        if asked.mapping:
-            own = mappings.read(asked.mapping)
+        if mapping:
+            own = mappings.read(mapping)
             report.mapping = own.trainer
             rules = own.of(report.model_type or "").rules
             report.left_over["checkpoint"] = list(patterns.match(stored, rules).left_over)
@@ -153,7 +187,7 @@ def _add_mapping(
             report.left_over["checkpoint"] = list(fits[0].left_over)
 
 
-def _check(report: _Report, found: Checkpoint, asked: Asked) -> None:
+def _check(report: _Report, found: Checkpoint, check_against: Path | None) -> None:
     """Compare a checkpoint with its architecture, and look at all of its numbers."""
     from coordinate_eval.coordinator.workers.on_node import against
 
@@ -170,8 +204,8 @@ def _check(report: _Report, found: Checkpoint, asked: Asked) -> None:
             raise UserError(why)
         guard.check_tied(found, opened)
         guard.check_finite(found.path, guard.not_finite(opened))
-        if asked.check_against:
-            compared = against.check(found, asked.check_against)
+        if check_against:
+            compared = against.check(found, check_against)
             report.checked["compared"] = compared._asdict()
     except UserError as error:
         report.why = str(error)

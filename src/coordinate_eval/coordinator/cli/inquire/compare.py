@@ -2,18 +2,29 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval import _owner
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.cli.inquire.runs import find, find_all
-from coordinate_eval.coordinator.cli.output import out, say, table_console, write_json
+from coordinate_eval.coordinator.cli.options import common
+from coordinate_eval.coordinator.cli.options.parsing import option
+from coordinate_eval.coordinator.cli.output import (
+    errors_are_no_verdict,
+    out,
+    say,
+    table_console,
+    write_json,
+)
 from coordinate_eval.coordinator.comparison.compare import Comparison, Measured, Side, compare
 from coordinate_eval.coordinator.comparison.gate import (
     BOUNDS,
     Finding,
+    Policy,
     decision,
     judge,
     read_policy,
@@ -21,6 +32,7 @@ from coordinate_eval.coordinator.comparison.gate import (
 from coordinate_eval.coordinator.history.measured import measure
 from coordinate_eval.coordinator.history.series import series
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of, training_of
+from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.run.claiming.decided import in_part
@@ -31,23 +43,42 @@ from coordinate_eval.errors import UserError
 _STYLES = {"better": "green", "worse": "red"}
 
 
-def show_comparison(
-    names: tuple[str, str],
-    settings: Settings,
-    datasets: Sequence[str],
-    metric: str | None,
-    *,
-    anyway: bool,
-    as_json: bool,
-) -> None:
-    """Print how the scores of the second run differ from those of the first.
+_Reference = Annotated[
+    str,
+    typer.Argument(
+        metavar="A", help="The run to compare with: its directory, its id, or its checkpoint."
+    ),
+]
+_Changed = Annotated[
+    str, typer.Argument(metavar="B", help="The run whose change is asked for, named likewise.")
+]
+_Datasets = Annotated[
+    list[str] | None,
+    option("", "NAME", "Compare this dataset only. May be given several times.", "--dataset"),
+]
+_Anyway = Annotated[
+    bool, option("", "", "Compare although the runs have asked or scored differently.", "--anyway")
+]
 
-    Raises:
-        UserError: a run is not there, the runs have asked differently, or nothing can be compared.
+
+def compare_command(
+    first: _Reference,
+    second: _Changed,
+    dataset: _Datasets = None,
+    metric: common.Metric = None,
+    anyway: _Anyway = False,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Show where the scores of run B differ from those of run A by more than chance.
+
+    The runs are compared item by item. A dataset is better or worse if its p-value is among those
+    that are significant when 5 % of such findings may be false. No GPU is used.
     """
+    settings, _ = load_settings({}, settings_file)
     with _owner.for_show():
-        first, second = (find_run(name, settings) for name in names)
-        found = compare(first, second, names=datasets, metric=metric, anyway=anyway)
+        sides = [find_run(name, settings) for name in (first, second)]
+        found = compare(*sides, names=dataset or [], metric=metric, anyway=anyway)
     if as_json:
         write_json(found.model_dump(mode="json", by_alias=True))
     else:
@@ -157,11 +188,39 @@ _STATUS = {"GO": 0, "NO-GO": 1, "INCONCLUSIVE": 3}
 _COLORS = {"GO": "green", "NO-GO": "red", "INCONCLUSIVE": "yellow"}
 
 
-def show_gate(
-    settings: Settings, name: str, policy_file: Path, against: str | None, *, as_json: bool
+_Gated = Annotated[
+    str, typer.Argument(metavar="RUN", help="Its directory, its id, or its checkpoint.")
+]
+_Policy = Annotated[Path, option("", "FILE", "The policy, a YAML file.", "--policy")]
+_Against = Annotated[
+    str | None,
+    option("", "BASELINE", "The run that rules about losses and gains compare with.", "--against"),
+]
+
+
+def gate_command(
+    run: _Gated,
+    policy: _Policy,
+    against: _Against = None,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Decide whether a run's scores meet a policy: GO, NO-GO, or INCONCLUSIVE.
+
+    A rule is decided if all of the 95 % interval is on one side of its bound.
+
+    Exit status: 0 GO; 1 NO-GO; 2 the run or the policy cannot be used; 3 INCONCLUSIVE, with the
+    number of items that would decide.
+    """
+    with errors_are_no_verdict():
+        settings, _ = load_settings({}, settings_file)
+        status = _show_gate(settings, run, read_policy(policy), against, as_json=as_json)
+    raise typer.Exit(status)
+
+
+def _show_gate(
+    settings: Settings, name: str, policy: Policy, against: str | None, *, as_json: bool
 ) -> int:
-    """Print whether a run meets a policy. Return the exit status: 0 GO, 1 NO-GO, 3 INCONCLUSIVE."""
-    policy = read_policy(policy_file)
     with _owner.for_show():
         run_dir = find_run(name, settings)
         run = read_run(run_dir)

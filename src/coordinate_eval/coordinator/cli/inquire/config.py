@@ -2,19 +2,19 @@
 
 import json
 import sys
-from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval._format import plain
 from coordinate_eval.coordinator.cli import output
+from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.inputs.layers import flatten, load, meaning
 
 
-def show_config(file: Path | None, *, as_json: bool) -> None:
-    """Print the settings: a table on a terminal, in a pipe one whole line for each."""
-    settings, sources = load({}, file)
+def config_command(as_json: common.Json = False, settings_file: common.SettingsFile = None) -> None:
+    """Show every setting, its value, and where it comes from."""
+    settings, sources = load({}, settings_file)
     values = flatten(settings.model_dump(mode="json"))
     origins = {name: sources.get(name, "default") for name in values}
     if as_json:

@@ -3,20 +3,22 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
 from coordinate_eval import _user_files
 from coordinate_eval._format import plural, size, visible
 from coordinate_eval.coordinator.cli.inquire.runs import open_to_show
+from coordinate_eval.coordinator.cli.options import common
+from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, option
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.incidents.causes import read_rules
 from coordinate_eval.coordinator.incidents.shown import FailedJob, diagnose_run
-from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.report.results import why_incomplete
-from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.diagnosis.cause import UNKNOWN, Ending, Log, find_cause, read_log
 from coordinate_eval.diagnosis.rules import Rules
 from coordinate_eval.errors import UserError
@@ -24,43 +26,74 @@ from coordinate_eval.errors import UserError
 SCHEMA = "coordinate-eval/diagnosis@1"
 
 
-class Asked(NamedTuple):
-    """The command line's arguments."""
+_Jobs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RUN|LOG...",
+        help="A run's directory or id, or log files: of one job, a file for each rank.",
+        show_default="the latest run",
+    ),
+]
+_End = Annotated[
+    str | None,
+    option(
+        "",
+        "TEXT",
+        'How the job of LOG ended: state, reason and exit code of Slurm, as in "TIMEOUT '
+        'TimeLimit 0:15".',
+        "--end",
+    ),
+]
+_Compressed = Annotated[
+    bool,
+    option(
+        OUTPUT,
+        "",
+        "Print the lines that the rules read: LOG without what says that all goes well.",
+        "--compressed",
+    ),
+]
 
-    what: list[str]
-    end: str
-    compressed: bool
-    as_json: bool
 
+def diagnose_command(
+    what: _Jobs = None,
+    end: _End = None,
+    compressed: _Compressed = False,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Name the cause of each failed job of a run, or of any job by its logs, and what to do.
 
-def show_causes(settings: Settings, asked: Asked) -> int:
-    """Print the cause of each failure.
-
-    Returns:
-        The exit status: 1 if a cause is not known, or if a run has ended without all of its results
-        and no job of it failed.
+    Exit status: 0 every cause is known, or nothing failed; 1 a cause is not known, or the run
+    ended incomplete and no job of it failed.
     """
+    settings, _ = load_settings({}, settings_file)
     rules = read_rules()
-    paths = [Path(each) for each in asked.what]
+    paths = [Path(each) for each in what or []]
     if paths and all(_is_log(path) for path in paths):
-        return _show_logs(paths, rules, asked)
+        logs = [_read(path, rules) for path in paths]
+        if compressed:
+            for log in logs:
+                _print_compressed(log)
+            return
+        cause = find_cause(logs, rules, Ending(end or ""), by_words=True)
+        name = paths[0].name if len(paths) == 1 else plural(len(paths), "log")
+        found = [] if cause is None else [FailedJob("job", name, "", "", "", cause)]
+        _show(found, [], "no failure found", as_json=as_json)
+        raise typer.Exit(_status(found))
     if len(paths) > 1:
         missing = next(path for path in paths if not _is_log(path))
         raise UserError(f"no log file {str(missing)!r}: give the name of one run, or log files")
-    if asked.end or asked.compressed:
+    if end or compressed:
         raise UserError("--end and --compressed are for log files: name some")
-    with open_to_show(asked.what[0] if asked.what else None, settings) as (run_dir, foreign):
+    with open_to_show(what[0] if what else None, settings) as (run_dir, foreign):
         found = diagnose_run(run_dir, rules)
         ended = [] if found else why_incomplete(run_dir)
     if foreign:
         say(foreign)
-    if asked.as_json:
-        _write(found, ended)
-    elif found:
-        _print(found, table_console())
-    else:
-        _print_no_failure(run_dir, ended, table_console())
-    return 1 if ended else _status(found)
+    but = "; the run ended without all of its results:" if ended else ""
+    _show(found, ended, f"no job of {run_dir.root} failed{but}", as_json=as_json)
+    raise typer.Exit(1 if ended else _status(found))
 
 
 def _is_log(path: Path) -> bool:
@@ -68,24 +101,6 @@ def _is_log(path: Path) -> bool:
         return path.is_file() and path.name != "run.json"
     except (OSError, ValueError):
         return False
-
-
-def _show_logs(paths: Sequence[Path], rules: Rules, asked: Asked) -> int:
-    logs = [_read(path, rules) for path in paths]
-    if asked.compressed:
-        for log in logs:
-            _print_compressed(log)
-        return 0
-    cause = find_cause(logs, rules, Ending(asked.end), by_words=True)
-    name = paths[0].name if len(paths) == 1 else plural(len(paths), "log")
-    found = [] if cause is None else [FailedJob("job", name, "", "", "", cause)]
-    if asked.as_json:
-        _write(found)
-    elif not found:
-        table_console().print("no failure found", highlight=False)
-    else:
-        _print(found, table_console())
-    return _status(found)
 
 
 def _read(path: Path, rules: Rules) -> Log:
@@ -110,9 +125,18 @@ def _print_compressed(log: Log) -> None:
     )
 
 
-def _write(found: Sequence[FailedJob], ended: Sequence[str] = ()) -> None:
-    failures = [_json(job) for job in found]
-    write_json({"schema": SCHEMA, "failures": failures, "reasons": list(ended)})
+def _show(
+    found: Sequence[FailedJob], reasons: Sequence[str], nothing: str, *, as_json: bool
+) -> None:
+    """Print failures, or that nothing failed and why the run ended all the same."""
+    if as_json:
+        failures = [_json(job) for job in found]
+        write_json({"schema": SCHEMA, "failures": failures, "reasons": list(reasons)})
+        return
+    where = table_console()
+    _print(found, where)
+    for line in [] if found else [nothing, *(f"  {reason}" for reason in reasons)]:
+        where.print(Text(line), soft_wrap=True)
 
 
 def _json(job: FailedJob) -> dict[str, Any]:
@@ -125,14 +149,6 @@ def _json(job: FailedJob) -> dict[str, Any]:
         "cause": cause,
         "done": job.done,
     }
-
-
-def _print_no_failure(run_dir: RunDir, ended: Sequence[str], where: Console) -> None:
-    """Say that no job of a run failed, and why it ended all the same, if it did."""
-    but = "; the run ended without all of its results:" if ended else ""
-    where.print(Text(f"no job of {run_dir.root} failed{but}"), soft_wrap=True)
-    for reason in ended:
-        where.print(Text(f"  {reason}"), soft_wrap=True)
 
 
 def _print(found: Sequence[FailedJob], where: Console) -> None:

@@ -7,13 +7,15 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from rich.cells import cell_len
 
 from coordinate_eval import _files
 from coordinate_eval._format import drawn_places, plain, plural, sparkline, visible
-from coordinate_eval.coordinator.cli.output import console, say, table_console, write_json
+from coordinate_eval.coordinator.cli.options import common
+from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, option
+from coordinate_eval.coordinator.cli.output import out, say, table_console, write_json
 from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.history.columns import in_columns
 from coordinate_eval.coordinator.history.measured import Measured
@@ -29,6 +31,7 @@ from coordinate_eval.coordinator.history.series import (
     mean_column,
     series,
 )
+from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import CoordinateError, UserError
 
@@ -36,18 +39,71 @@ _MOST_SHOWN = 20
 """Checkpoints that a terminal shows of more than twice as many."""
 
 
-class Wanted(NamedTuple):
-    """The choice of checkpoints and columns."""
+_Columns = Annotated[
+    list[str] | None,
+    option(
+        "",
+        "WHAT",
+        "Show this dataset, group, aggregate, or mean, such as 'mean(mmlu,arc*)'. May be given "
+        "several times.",
+        "--column",
+        shown="each dataset; of more than 8, each group and the mean",
+    ),
+]
+_By = Annotated[
+    str,
+    option(
+        "",
+        "WHAT",
+        "A dataset, a group, an aggregate, or a mean, such as 'mean(mmlu,arc*)'.",
+        "--by",
+    ),
+]
+_Smoothed = Annotated[
+    bool,
+    option(
+        OUTPUT,
+        "",
+        "Smooth the scores: show where each column is, goes and jumps, with 95 % intervals.",
+        "--curve",
+    ),
+]
+_Noisy = Annotated[
+    bool,
+    option(
+        OUTPUT,
+        "",
+        "Show how far each column has risen and how noisy it is, the clearest first.",
+        "--noise",
+    ),
+]
+_Everything = Annotated[
+    bool,
+    option(
+        OUTPUT,
+        "",
+        "Show all checkpoints, as in a pipe or a file: a long table has the last and the best.",
+        "--all",
+    ),
+]
+_Csv = Annotated[bool, option(OUTPUT, "", "Print comma-separated values.", "--csv")]
+_Parquet = Annotated[
+    Path | None,
+    option(OUTPUT, "FILE", "Write a line for each checkpoint and dataset into this file."),
+]
 
-    trainings: Sequence[str]
-    suite: str | None
-    columns: Sequence[str]
-    tokens_per_step: int | None = None
-    curve: bool = False
+
+class _Form(NamedTuple):
+    """The form of a table."""
+
+    tokens_per_step: int | None
+    chosen: bool
+    """The user has named the columns."""
+    curve: bool
     """Smooth the columns."""
-    noise: bool = False
+    noise: bool
     """Tell their signal and noise."""
-    everything: bool = True
+    everything: bool
     """The table has all checkpoints, else the last and the best."""
 
 
@@ -107,46 +163,66 @@ def curve_lines(settings: Settings, folder: str) -> list[str]:
     return lines
 
 
-def show_history(settings: Settings, wanted: Wanted, form: str, parquet: Path | None) -> None:
-    """Print a row for each checkpoint, and a column for each dataset, group or mean.
+def history_command(
+    training: common.Trainings = None,
+    suite: common.OfSuite = None,
+    columns: _Columns = None,
+    tokens_per_step: common.TokensPerStep = None,
+    curve: _Smoothed = False,
+    noise: _Noisy = False,
+    everything: _Everything = False,
+    as_csv: _Csv = False,
+    as_json: common.Json = False,
+    parquet: _Parquet = None,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Show the scores of a training's checkpoints, by step, also of runs that were removed.
 
-    With `wanted.curve` or `wanted.noise`, the table has what the checkpoints tell together: a row
-    for each column.
-
-    Args:
-        wanted: which checkpoints and columns.
-        form: table, csv or json.
-        parquet: a file that gets a line for each checkpoint and dataset.
+    Only scores that can be compared stand in one column: those whose prompts, task, harness and
+    judge are the newest run's. A checkpoint that was written again counts as it was evaluated last.
     """
+    if as_csv + as_json + (parquet is not None) > 1:
+        raise UserError("--csv, --json and --parquet are three formats: give one of them")
+    if curve and noise:
+        raise UserError("--curve and --noise are two tables: give one of them")
+    if (curve or noise) and (as_csv or parquet is not None):
+        name = "--curve" if curve else "--noise"
+        raise UserError(f"{name} shows a table, or with --json a document: it has no other format")
+    settings, _ = load_settings({}, settings_file)
     known, problems = load(settings)
-    found = series(known, wanted.trainings, wanted.suite)
-    columns = [column(each, found) for each in wanted.columns]
-    columns = columns or (every_column(found) if wanted.noise else default_columns(found))
+    found = series(known, training or [], suite)
+    chosen = [column(each, found) for each in columns or []]
+    chosen = chosen or (every_column(found) if noise else default_columns(found))
+    every = everything or not sys.stdout.isatty()
+    form = _Form(tokens_per_step, bool(columns), curve, noise, every)
     if parquet is not None:
-        _write_parquet(found, wanted, parquet)
+        _write_parquet(found, form, parquet)
         say(f"wrote {parquet}")
-    elif form == "json":
-        write_json(_document(found, columns, wanted))
-    elif form == "csv":
-        sys.stdout.write(visible(_csv(found, columns, wanted)))
-    elif wanted.curve:
-        from coordinate_eval.coordinator.cli.inquire.curves import curves_table
+    elif as_json:
+        write_json(_document(found, chosen, form))
+    elif as_csv:
+        sys.stdout.write(visible(_csv(found, chosen, form)))
+    elif curve or noise:
+        from coordinate_eval.coordinator.cli.inquire.curves import curves_table, noise_table
 
-        table_console().print(curves_table(found, columns))
-    elif wanted.noise:
-        from coordinate_eval.coordinator.cli.inquire.curves import noise_table
-
-        table_console().print(noise_table(found, columns))
+        table_console().print((curves_table if curve else noise_table)(found, chosen))
     else:
-        _print(found, columns, wanted, settings)
+        _print(found, chosen, form, settings)
     for line in [*found.notes, *problems]:
         say(line)
 
 
-def show_best(settings: Settings, wanted: Wanted, by: str, *, as_json: bool) -> None:
-    """Print the checkpoint with the best value of a dataset, group or mean."""
+def best_command(
+    training: common.Trainings = None,
+    by: _By = "mean",
+    suite: common.OfSuite = None,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Name the checkpoint with the best score, and those that may be as good."""
+    settings, _ = load_settings({}, settings_file)
     known, problems = load(settings)
-    found = series(known, wanted.trainings, wanted.suite)
+    found = series(known, training or [], suite)
     chosen = best(found, column(by, found))
     if as_json:
         write_json(
@@ -194,28 +270,23 @@ def _told(row: Row, value: Value) -> dict[str, Any]:
     }
 
 
-def out(text: str) -> None:
-    """Print a line as it is."""
-    console().print(text, markup=False, highlight=False, soft_wrap=True)
-
-
 def _number(value: Value) -> str:
     error = "" if value.stderr is None else f" ±{value.stderr:.4f}"
     return f"{value.value:.4f}{error}"
 
 
-def _tokens(row: Row, wanted: Wanted) -> int | None:
-    if row.step is None or wanted.tokens_per_step is None:
+def _tokens(row: Row, form: _Form) -> int | None:
+    if row.step is None or form.tokens_per_step is None:
         return None
-    return row.step * wanted.tokens_per_step
+    return row.step * form.tokens_per_step
 
 
-def _document(found: Series, columns: Sequence[Column], wanted: Wanted) -> dict[str, Any]:
+def _document(found: Series, columns: Sequence[Column], form: _Form) -> dict[str, Any]:
     def told(row: Row, values: Sequence[Value | None]) -> dict[str, Any]:
         return {
             "training": row.training,
             "step": row.step,
-            "tokens": _tokens(row, wanted),
+            "tokens": _tokens(row, form),
             "checkpoint": row.checkpoint,
             "runs": list(row.runs),
             "created": row.created,
@@ -230,11 +301,11 @@ def _document(found: Series, columns: Sequence[Column], wanted: Wanted) -> dict[
         }
 
     more: dict[str, Any] = {}
-    if wanted.curve or wanted.noise:
+    if form.curve or form.noise:
         from coordinate_eval.coordinator.cli.inquire.curves import curves, noise
 
-        more = {"curves": curves(found, columns)} if wanted.curve else {}
-        more |= {"noise": noise(found, columns)} if wanted.noise else {}
+        more = {"curves": curves(found, columns)} if form.curve else {}
+        more |= {"noise": noise(found, columns)} if form.noise else {}
     return {
         "schema": "coordinate-eval/history@1",
         "columns": {each.name: list(each.datasets) for each in columns},
@@ -253,7 +324,7 @@ def _values(found: Series, columns: Sequence[Column]) -> list[tuple[Value | None
     return list(zip(*(each.values(found.rows) for each in columns), strict=True))
 
 
-def _csv(found: Series, columns: Sequence[Column], wanted: Wanted) -> str:
+def _csv(found: Series, columns: Sequence[Column], form: _Form) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     heads = [head for each in columns for head in (each.name, f"{each.name} stderr")]
@@ -267,12 +338,12 @@ def _csv(found: Series, columns: Sequence[Column], wanted: Wanted) -> str:
             for cell in ((None, None) if value is None else (value.value, value.stderr))
         ]
         hours = None if row.gpu_seconds is None else round(row.gpu_seconds / 3600, 4)
-        line = [row.training, row.step, _tokens(row, wanted), row.checkpoint, hours]
+        line = [row.training, row.step, _tokens(row, form), row.checkpoint, hours]
         writer.writerow([*line, len(row.missing), row.decided, *cells])
     return text.getvalue()
 
 
-def _write_parquet(found: Series, wanted: Wanted, target: Path) -> None:
+def _write_parquet(found: Series, form: _Form, target: Path) -> None:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -280,7 +351,7 @@ def _write_parquet(found: Series, wanted: Wanted, target: Path) -> None:
         raise UserError(
             "Parquet files are written by pyarrow: pip install pyarrow, or use --csv"
         ) from error
-    lines = list(_long(found, wanted))
+    lines = list(_long(found, form))
     names = lines[0].keys() if lines else ("training",)
     table = pa.table({name: [line[name] for line in lines] for name in names})
     beside = target.with_name(f".{target.name[:100]}.{_files.token()}.tmp")
@@ -293,13 +364,13 @@ def _write_parquet(found: Series, wanted: Wanted, target: Path) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _long(found: Series, wanted: Wanted) -> Iterator[dict[str, Any]]:
+def _long(found: Series, form: _Form) -> Iterator[dict[str, Any]]:
     for row in found.rows:
         for name in row.scores:
             yield {
                 "training": row.training,
                 "step": row.step,
-                "tokens": _tokens(row, wanted),
+                "tokens": _tokens(row, form),
                 "checkpoint": row.checkpoint,
                 "run": row.runs[0],
                 "dataset": name,
@@ -309,7 +380,7 @@ def _long(found: Series, wanted: Wanted) -> Iterator[dict[str, Any]]:
             }
 
 
-def _print(found: Series, columns: Sequence[Column], wanted: Wanted, settings: Settings) -> None:
+def _print(found: Series, columns: Sequence[Column], form: _Form, settings: Settings) -> None:
     if not found.rows or not columns:
         out("no scores yet" if found.rows else f"no runs under {settings.runs_dir}")
         return
@@ -318,8 +389,8 @@ def _print(found: Series, columns: Sequence[Column], wanted: Wanted, settings: S
         rows = [row for row in found.rows if row.training == training]
         if len(trainings) > 1:
             out(training)
-        shown, told = _shown(found, rows, columns, wanted, len(trainings))
-        _print_table(shown, columns, wanted)
+        shown, told = _shown(found, rows, columns, form, len(trainings))
+        _print_table(shown, columns, form)
         for line in told:
             out(line)
         if len(rows) > 2:
@@ -342,13 +413,13 @@ def _print(found: Series, columns: Sequence[Column], wanted: Wanted, settings: S
 
 
 def _shown(
-    found: Series, rows: Sequence[Row], columns: Sequence[Column], wanted: Wanted, trainings: int
+    found: Series, rows: Sequence[Row], columns: Sequence[Column], form: _Form, trainings: int
 ) -> tuple[Sequence[Row], list[str]]:
     """Return the checkpoints of a training that the table has, and what it leaves out, in words."""
     most = max(3, _MOST_SHOWN // trainings)
-    if wanted.everything or len(rows) <= 2 * most:
+    if form.everything or len(rows) <= 2 * most:
         return rows, []
-    by = columns[0] if wanted.columns else columns[-1]
+    by = columns[0] if form.chosen else columns[-1]
     shown, told = list(rows[-most:]), f"the last {most} of {len(rows):,} checkpoints"
     with contextlib.suppress(UserError):  # none has a value
         row = best(found._replace(rows=rows), by).row
@@ -358,10 +429,10 @@ def _shown(
     return shown, [f"{told}; --all shows all"]
 
 
-def _print_table(rows: Sequence[Row], columns: Sequence[Column], wanted: Wanted) -> None:
+def _print_table(rows: Sequence[Row], columns: Sequence[Column], form: _Form) -> None:
     first = [["step", *map(_step, rows)]]
-    if wanted.tokens_per_step is not None:
-        tokens = [_tokens(row, wanted) for row in rows]
+    if form.tokens_per_step is not None:
+        tokens = [_tokens(row, form) for row in rows]
         first.append(["tokens", *("" if each is None else f"{each:.3g}" for each in tokens)])
     cells = []
     for each in columns:

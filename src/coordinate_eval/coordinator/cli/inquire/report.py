@@ -5,11 +5,16 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from coordinate_eval.coordinator.cli.inquire.alarms import alarms_of
 from coordinate_eval.coordinator.cli.inquire.compare import p_words, summary_of
 from coordinate_eval.coordinator.cli.inquire.history import load
 from coordinate_eval.coordinator.cli.inquire.runs import find
+from coordinate_eval.coordinator.cli.options import common
+from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, option
 from coordinate_eval.coordinator.cli.output import say
 from coordinate_eval.coordinator.comparison.compare import Measured, compare, with_verdicts
 from coordinate_eval.coordinator.display import drawing, experiment_page
@@ -19,6 +24,7 @@ from coordinate_eval.coordinator.history.curve import item_error
 from coordinate_eval.coordinator.history.measured import Measured as Kept
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import Series, series
+from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.results import read_results
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -30,14 +36,40 @@ _MOST_COMPARED = 4
 _SURE = 1.96  # standard errors of a 95 % interval
 
 
-def show_report(
-    settings: Settings,
-    names: Sequence[str],
-    against: str | None,
-    suite: str | None,
-    output: Path | None,
+_Named = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="TRAINING|RUN",
+        help="Folders of checkpoints, or the ends of their paths; or a run's directory or id.",
+        show_default="all trainings",
+    ),
+]
+_Baseline = Annotated[
+    str | None,
+    option("", "BASELINE", "Show this training, checkpoint or run beside it.", "--against"),
+]
+_Page = Annotated[
+    Path | None,
+    option(
+        OUTPUT, "FILE", "Write the page into this file.", "--output", shown="TRAINING.html, here"
+    ),
+]
+
+
+def report_command(
+    training: _Named = None,
+    against: _Baseline = None,
+    suite: common.OfSuite = None,
+    output: _Page = None,
+    settings_file: common.SettingsFile = None,
 ) -> None:
-    """Write a page of trainings, or of the run that is named alone. Print its path."""
+    """Write one HTML page of a training: curves, alarms, what has changed, and what it cost.
+
+    The page stands alone: it can be sent, and needs no network. Of a run, its report.html is
+    written again. The path of the page is printed.
+    """
+    settings, _ = load_settings({}, settings_file)
+    names = training or []
     if len(names) == 1 and (run_dir := _run(names[0], settings)) is not None:
         if against or suite or output:
             raise UserError(

@@ -5,7 +5,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -13,8 +13,11 @@ from rich.table import Table
 from coordinate_eval import _files, _owner
 from coordinate_eval._format import plural, whole_duration
 from coordinate_eval.clusters.protocol import TaskStatus
+from coordinate_eval.coordinator.cli.options import common
+from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.coordinator.cli.output import out, say, table_console, write_json
 from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.main_metric import main_score
@@ -70,38 +73,32 @@ def open_to_show(name: str | None, settings: Settings) -> Iterator[tuple[RunDir,
         yield find(name, settings), why
 
 
-class Wanted(NamedTuple):
-    """The choice of runs that are listed."""
+def find_all(
+    settings: Settings, folder: Path | None = None, suite: str | None = None
+) -> tuple[list[Found], list[str]]:
+    """Return the user's runs under `runs_dir`, newest first, and the errors of unreadable ones.
 
-    checkpoints: Path | None = None
-    """Only those of checkpoints in this folder or below it."""
-    suite: str | None = None
-    """Only those of the suite with this name."""
-
-    def has(self, run: Run) -> bool:
-        """Return whether a run is one of them."""
-        folder = self.checkpoints
-        return (self.suite in (None, run.suite.name)) and (
-            folder is None
-            or Path(run.checkpoint.path).is_relative_to(folder.absolute())
-            or Path(run.checkpoint.path).is_relative_to(folder.resolve())
-        )
-
-
-def find_all(settings: Settings, wanted: Wanted | None = None) -> tuple[list[Found], list[str]]:
-    """Return the user's runs under `runs_dir`, newest first, and the errors of unreadable ones."""
+    Args:
+        folder: if it is given, only runs of checkpoints in this folder or below it.
+        suite: if it is given, only runs of the suite with this name.
+    """
     found: list[Found] = []
     problems: list[str] = []
     roots = _roots(Path(settings.runs_dir).expanduser())
+    inside = None if folder is None else (folder.absolute(), folder.resolve())
     # A run with --run-dir is linked into `runs_dir`, where it may lie itself.
     for root in dict.fromkeys(root.resolve() for root in roots):
         try:
             run_dir = own(root)
             run = read_run(run_dir)
-            if wanted is None or wanted.has(run):
-                found.append((run_dir, run))
         except (RecordError, ForeignError, OSError) as error:
             problems.append(str(error))
+            continue
+        path = Path(run.checkpoint.path)
+        if suite in (None, run.suite.name) and (
+            inside is None or any(path.is_relative_to(each) for each in inside)
+        ):
+            found.append((run_dir, run))
     return sorted(found, key=lambda pair: -pair[1].created), problems
 
 
@@ -135,13 +132,23 @@ def name_for_commands(run_dir: RunDir, run: Run, settings: Settings) -> str:
     return shlex.quote(str(run_dir.root))
 
 
-def list_runs(
-    settings: Settings, dataset: str | None, limit: int, wanted: Wanted, *, as_json: bool
+_Dataset = Annotated[
+    str | None, option("", "NAME", "Show the main score of this dataset.", "--dataset")
+]
+_Most = Annotated[int, option("", "N", "Show the N newest runs.", "--limit", min=1)]
+
+
+def runs_command(
+    dataset: _Dataset = None,
+    limit: _Most = 20,
+    checkpoints: common.InFolder = None,
+    suite: common.OfSuite = None,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
 ) -> None:
-    """Print the newest runs: id, suite, state, age, and one dataset's score. A run's id begins with
-    the name of its checkpoint.
-    """
-    found, problems = find_all(settings, wanted)
+    """List the runs in `runs_dir`, the newest first."""
+    settings, _ = load_settings({}, settings_file)
+    found, problems = find_all(settings, checkpoints, suite)
     if dataset is not None and not any(_has(run, dataset) for _, run in found):
         raise UserError(f"no run under {settings.runs_dir} has dataset {dataset!r}")
     tasks, note = poll(found[:limit], settings)

@@ -9,11 +9,11 @@ import difflib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -21,10 +21,12 @@ from rich.text import Text
 from coordinate_eval import _files
 from coordinate_eval._format import plural, visible_json
 from coordinate_eval.coordinator.cli.inquire.runs import find
+from coordinate_eval.coordinator.cli.options import common
+from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, option
 from coordinate_eval.coordinator.cli.output import console, say
 from coordinate_eval.coordinator.display.run_page import write_report
 from coordinate_eval.coordinator.inputs.folders import working_in
-from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.suites.suite import check_tasks
 from coordinate_eval.coordinator.report import samples as choice
 from coordinate_eval.coordinator.report.results import (
@@ -55,19 +57,50 @@ MOST_IN_REPORT = 200
 """Items in `report.html`, each with some kilobytes."""
 
 
-class Wanted(NamedTuple):
-    """The samples that the user asks for, and where they go."""
-
-    dataset: str | None
-    """None for the only one of the run."""
-    items: Sequence[int] = ()
-    wrong: bool = False
-    other: str | None = None
-    limit: int | None = None
-    metric: str | None = None
-    as_json: bool = False
-    output: Path | None = None
-    report: bool = False
+_Dataset = Annotated[
+    str | None,
+    option(
+        "", "NAME", "Show samples of this dataset.", "--dataset", shown="the only one of the run"
+    ),
+]
+_Items = Annotated[
+    list[int] | None, option("", "N", "Show this item, counted from 0; may be repeated.", "--item")
+]
+_Wrong = Annotated[
+    bool,
+    option("", "", "Show the items that are not right, or of graded ones the worst.", "--wrong"),
+]
+_Other = Annotated[
+    str | None,
+    option(
+        "",
+        "OTHER",
+        "Show the items that only one of RUN and OTHER gets right, or that differ most.",
+        "--diff",
+    ),
+]
+_Most = Annotated[
+    int | None,
+    option(
+        "", "N", "Show at most N items.", "--limit", shown="10; all with --json or --output", min=1
+    ),
+]
+_Json = Annotated[
+    bool,
+    option(
+        OUTPUT,
+        "",
+        "Print a line of JSON for each sample, as lm_eval --log_samples writes it.",
+        "--json",
+    ),
+]
+_Files = Annotated[
+    Path | None,
+    option(OUTPUT, "DIR", "Write a file of such lines for each task into this folder.", "--output"),
+]
+_InReport = Annotated[
+    bool, option(OUTPUT, "", "Write report.html of the run again, with these samples.", "--report")
+]
 
 
 class _Read(NamedTuple):
@@ -95,51 +128,60 @@ class _Read(NamedTuple):
         return choice.card(sample, self.shown.get(sample.item), run=run, said_by=said_by)
 
 
-def show_samples(name: str | None, settings: Settings, wanted: Wanted) -> None:
-    """Print samples of a dataset of a run, or write them to files or into `report.html`.
+def samples_command(
+    dataset: _Dataset = None,
+    run: common.RunName = None,
+    item: _Items = None,
+    wrong: _Wrong = False,
+    diff: _Other = None,
+    limit: _Most = None,
+    metric: common.Metric = None,
+    as_json: _Json = False,
+    output: _Files = None,
+    report: _InReport = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Show prompts, answers, targets and verdicts of a dataset that is scored.
 
-    Raises:
-        UserError: there is no such run, dataset or item, the dataset is not scored yet, it has no
-            verdicts, two runs have different judges, or the harness is not installed here.
+    An item is right if the main metric of its task, or the one named, is 1 for it. The harness
+    must be installed here: it scores the responses again, confined. No GPU is used.
     """
-    _check(wanted)
-    # What is relative is so to the folder of the command, which is left below.
-    folder = wanted.output and wanted.output.absolute()
-    runs = [find(name, settings), *([find(wanted.other, settings)] if wanted.other else [])]
-    with contextlib.ExitStack() as stack:
-        both = [stack.enter_context(_reading(run_dir, wanted)) for run_dir in runs]
-        ours = both[0]
-        if len(both) > 1:
-            allowed = _differing(*both)
-        elif wanted.wrong:
-            allowed = _wrong(ours)
-        else:
-            allowed = sorted({verdict.item for verdict in ours.samples.verdicts})
-        known = {verdict.item for verdict in ours.samples.verdicts}
-        dataset = ours.results.dataset
-        items = choice.select(known, wanted.items, allowed, _most(wanted), dataset)
-        if folder is not None:
-            _write_files(both, items, folder)
-        elif wanted.as_json:
-            _write_lines(both, items)
-        else:
-            cards = [*_cards(both, items)]
-            if wanted.report:
-                _write_report(ours, dataset, cards)
-            else:
-                _print(console(), cards)
-                if not wanted.items and len(items) < len(set(allowed)):
-                    say(f"{len(set(allowed)) - len(items):,} more: --limit N shows more")
-
-
-def _check(wanted: Wanted) -> None:
-    """Raise a `UserError` for options that exclude each other, or without the harness."""
-    forms = {"--json": wanted.as_json, "--output": bool(wanted.output), "--report": wanted.report}
+    settings, _ = load_settings({}, settings_file)
+    forms = {"--json": as_json, "--output": bool(output), "--report": report}
     given = [form for form, asked in forms.items() if asked]
     if len(given) > 1:
         raise UserError(f"{given[0]} and {given[1]} are two places for samples: give one of them")
-    if wanted.wrong and wanted.other is not None:
+    if wrong and diff is not None:
         raise UserError("--diff shows where two runs differ: leave out --wrong")
+    _check_harness()
+    # What is relative is so to the folder of the command, which is left below.
+    folder = output and output.absolute()
+    if report:
+        limit = min(limit or FEW, MOST_IN_REPORT)
+    elif limit is None and not item:
+        limit = None if as_json or output else FEW
+    with contextlib.ExitStack() as stack:
+        both = [
+            stack.enter_context(_reading(find(name, settings), dataset, metric))
+            for name in ([run] if diff is None else [run, diff])
+        ]
+        ours = both[0]
+        known = {verdict.item for verdict in ours.samples.verdicts}
+        allowed = _differing(*both) if diff else _wrong_items(ours) if wrong else sorted(known)
+        items = choice.select(known, item or [], allowed, limit, ours.results.dataset)
+        if folder is not None:
+            _write_files(both, items, folder)
+        elif as_json:
+            _write_lines(both, items)
+        elif report:
+            _write_report(ours, [*_cards(both, items)])
+        else:
+            _print(console(), _cards(both, items))
+            if not item and len(items) < len(set(allowed)):
+                say(f"{len(set(allowed)) - len(items):,} more: --limit N shows more")
+
+
+def _check_harness() -> None:
     if find_spec("lm_eval") is None:
         raise UserError(
             "samples are read with the evaluation harness, which is not installed in this Python: "
@@ -148,21 +190,12 @@ def _check(wanted: Wanted) -> None:
         )
 
 
-def _most(wanted: Wanted) -> int | None:
-    """Return how many items are shown at most, None for all."""
-    if wanted.report:
-        return min(wanted.limit or FEW, MOST_IN_REPORT)
-    if wanted.limit is None and not wanted.items:
-        return None if wanted.as_json or wanted.output else FEW
-    return wanted.limit
-
-
 @contextlib.contextmanager
-def _reading(run_dir: RunDir, wanted: Wanted) -> Iterator[_Read]:
+def _reading(run_dir: RunDir, name: str | None, metric: str | None) -> Iterator[_Read]:
     """Score a dataset of a run again, and give its samples in the block."""
     run = read_run(run_dir)
     check_tasks(run.suite, run.settings.trusted_users)
-    dataset = _dataset(run, wanted.dataset)
+    dataset = _dataset(run, name)
     results = read_dataset(run_dir, dataset.name)
     if results is None:
         raise UserError(
@@ -181,11 +214,9 @@ def _reading(run_dir: RunDir, wanted: Wanted) -> Iterator[_Read]:
         start_evaluator(run_dir, run, {dataset.name: index}, log) as evaluator,
         evaluator.samples(dataset, responses, answers, part=part) as samples,
     ):
-        shown = choice.shown_verdicts(samples.verdicts, results, wanted.metric)
-        if wanted.metric is not None and not shown:
-            raise UserError(
-                f"dataset {dataset.name!r} has no metric {wanted.metric!r} of its items"
-            )
+        shown = choice.shown_verdicts(samples.verdicts, results, metric)
+        if metric is not None and not shown:
+            raise UserError(f"dataset {dataset.name!r} has no metric {metric!r} of its items")
         yield _Read(run_dir, run, results, samples, shown)
 
 
@@ -204,7 +235,7 @@ def _dataset(run: Run, name: str | None) -> Dataset:
     return datasets[name]
 
 
-def _wrong(read: _Read) -> list[int]:
+def _wrong_items(read: _Read) -> list[int]:
     """Return the items that are wrong, or of a graded dataset all, the worst first; say which."""
     results, verdicts = read.results, read.samples.verdicts
     items = plural(results.items, "item")
@@ -286,16 +317,16 @@ def _write_files(both: Sequence[_Read], items: Sequence[int], folder: Path) -> N
         say(f"{path}: {plural(len(lines), 'sample')}")
 
 
-def _write_report(read: _Read, dataset: str, cards: list[Card]) -> None:
+def _write_report(read: _Read, cards: list[Card]) -> None:
     results = read_results(read.run_dir)
     if results is None:
         raise UserError(f"run {read.run.id} has no report yet: it has not ended")
     if problem := write_report(read.run_dir, results, cards):
         raise UserError(problem)
-    say(f"{read.run_dir.report}: {plural(len(cards), 'sample')} of {dataset}")
+    say(f"{read.run_dir.report}: {plural(len(cards), 'sample')} of {read.results.dataset}")
 
 
-def _print(where: Console, cards: Sequence[Card]) -> None:
+def _print(where: Console, cards: Iterable[Card]) -> None:
     for card in cards:
         where.print(Text(card.title, style="bold"), soft_wrap=True)
         for name, text in card.parts:

@@ -8,16 +8,20 @@ import io
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval import _owner
 from coordinate_eval._format import plural, visible
-from coordinate_eval.coordinator.cli.inquire.runs import Wanted, find, find_all, readable_rows
+from coordinate_eval.coordinator.cli.inquire.runs import Found, find, find_all, readable_rows
+from coordinate_eval.coordinator.cli.options import common
+from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, option
 from coordinate_eval.coordinator.cli.output import out, say, table_console, write_json
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
+from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.formats import lm_eval_results, model_card
@@ -47,28 +51,77 @@ INCOMPLETE = "*"
 """Marks a run without all of its results."""
 
 
-def show_scores(
-    names: Sequence[str], settings: Settings, metric: str | None, form: str, wanted: Wanted
+_Runs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="RUN", help="Directories or ids of runs.", show_default="all runs"),
+]
+_Format = Annotated[
+    str | None,
+    option(
+        OUTPUT,
+        "NAME",
+        "table, csv, json or markdown; of one run also lm_eval, the harness's results file, "
+        "and model-card, a table in Markdown.",
+        shown="table",
+    ),
+]
+_Csv = Annotated[bool, option(OUTPUT, "", "Print comma-separated values.", "--csv")]
+_Markdown = Annotated[bool, option(OUTPUT, "", "Print a Markdown table.", "--markdown")]
+
+
+def scores_command(
+    run: _Runs = None,
+    metric: common.Metric = None,
+    output_format: _Format = None,
+    as_csv: _Csv = False,
+    as_json: common.Json = False,
+    as_markdown: _Markdown = False,
+    checkpoints: common.InFolder = None,
+    suite: common.OfSuite = None,
+    settings_file: common.SettingsFile = None,
 ) -> None:
-    """Print the scores of these runs, or of all runs: one row a run, one column a dataset.
+    """Show a table of scores: a row for each run, by training step; a column for each dataset.
 
-    Scores of different judges say nothing about each other: they are not shown together.
-
-    Raises:
-        UserError: a run is not there, no dataset has the metric, nothing can be compared, or a
-            format of one run is asked for and several runs are, or none.
+    A column has the dataset's main metric: `acc_norm` if the task has it, else the first metric of
+    its configuration of which more is better, else its first one. A group without a score of its
+    own has the mean over its tasks.
     """
+    flags = (("csv", as_csv), ("json", as_json), ("markdown", as_markdown))
+    asked = [name for name, on in flags if on] + ([output_format] if output_format else [])
+    if len(asked) > 1:
+        raise UserError(f"{asked[0]} and {asked[1]} are two formats: give one of them")
+    form = asked[0] if asked else "table"
+    if form not in FORMATS:
+        raise UserError(f"--output-format {form}: it must be one of {', '.join(FORMATS)}")
+    settings, _ = load_settings({}, settings_file)
+    if run and (checkpoints or suite):
+        raise UserError("--checkpoints and --suite choose among all runs: name no RUN")
     if form in _OF_ONE_RUN:
-        _show_one(names, settings, metric, form)
+        _show_one(run or [], settings, metric, form)
         return
     problems: list[str] = []
-    if names:
+    if run:
         with _owner.for_show():
-            found = [(each, read_run(each)) for each in _named(names, settings)]
-            rows = [_row(run_dir, run, metric) for run_dir, run in found]
+            found = [(each, read_run(each)) for each in _named(run, settings)]
+            rows = [_row(run_dir, of, metric) for run_dir, of in found]
     else:
-        found, problems = find_all(settings, wanted)
-        rows = readable_rows(found, lambda run_dir, run: _row(run_dir, run, metric), problems)
+        found, problems = find_all(settings, checkpoints, suite)
+        rows = readable_rows(found, lambda run_dir, of: _row(run_dir, of, metric), problems)
+    _show_table(found, rows, problems, settings, metric, form)
+
+
+def _show_table(
+    found: Sequence[Found],
+    rows: list[dict[str, Any]],
+    problems: list[str],
+    settings: Settings,
+    metric: str | None,
+    form: str,
+) -> None:
+    """Print a row for each run, and a column for each dataset.
+
+    Scores of different judges say nothing about each other: they are not shown together.
+    """
     rows.sort(key=lambda r: (r["training"], r["step"] is None, r["step"] or 0, r["created"]))
     datasets = list(dict.fromkeys(d.name for _, run in found for d in run.suite.datasets))
     unlike = {name: why for name in datasets if (why := _judged_differently(rows, name))}

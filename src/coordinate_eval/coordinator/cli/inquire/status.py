@@ -1,13 +1,11 @@
-"""`coordinate-eval status`: how far a run is, what to do next, and where its GPU time went.
-
-Exit status: 0 if the run is complete or goes on; 1 if it ended without all results, was cancelled,
-or has lost its supervisor; 3 if the scheduler did not answer and nothing else tells."""
+"""`coordinate-eval status`: how far a run is, what to do next, and where its GPU time went."""
 
 import contextlib
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from pydantic import ValidationError
 from rich.console import Group
 from rich.markup import escape
@@ -19,11 +17,14 @@ from coordinate_eval._format import duration, plural
 from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.cli.inquire import status_screen
 from coordinate_eval.coordinator.cli.inquire.runs import name_for_commands, open_to_show
+from coordinate_eval.coordinator.cli.options import common
+from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, option
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided, suspected_nodes
 from coordinate_eval.coordinator.incidents.shown import report_failures
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.checkpoints.saved import training_of
+from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.places.asked_nodes import avoided_words
 from coordinate_eval.coordinator.report import missing, results, state, warnings
@@ -60,16 +61,46 @@ FOLLOW_SECONDS = 2.0
 """Shortest time between two looks of `--follow`."""
 
 
-def show_status(name: str | None, settings: Settings, *, as_json: bool, follow: bool) -> int:
-    """Print the state of a run, once or until it ends; return the exit status."""
+_Ledger = Annotated[
+    bool, option(OUTPUT, "", "Show where the GPU time went, and what to change next.", "--ledger")
+]
+_Follow = Annotated[
+    bool,
+    option(
+        OUTPUT,
+        "",
+        "Refresh until the run ends. Ctrl-C stops watching and leaves the run alone.",
+        "--follow",
+        "-f",
+    ),
+]
+
+
+def status_command(
+    run: common.RunName = None,
+    follow: _Follow = False,
+    ledger: _Ledger = False,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Show how far a run is, its scores or why it failed, and what to do next.
+
+    Exit status: 0 the run is complete or goes on; 1 it ended without all results, was cancelled,
+    or has lost its supervisor; 3 the scheduler did not answer and nothing else tells.
+    """
+    settings, _ = load_settings({}, settings_file)
+    if ledger:
+        _show_ledger(run, settings, as_json=as_json, follow=follow)
+        return
     if as_json and follow:
         raise UserError("--follow shows a screen and --json prints one document: give one of them")
     try:
-        with open_to_show(name, settings) as (run_dir, foreign):
-            return _show(run_dir, settings, foreign, as_json=as_json, follow=follow)
+        with open_to_show(run, settings) as (run_dir, foreign):
+            status = _show(run_dir, settings, foreign, as_json=as_json, follow=follow)
     finally:
         for line in spool.about(Path(settings.runs_dir).expanduser(), time.time()):
             say(line)
+    raise typer.Exit(status)
 
 
 def _show(run_dir: RunDir, settings: Settings, foreign: str, *, as_json: bool, follow: bool) -> int:
@@ -269,7 +300,7 @@ def _next(phase: Phase, name: str) -> str:
     return f"coordinate-eval status --follow {name}"
 
 
-def show_ledger(name: str | None, settings: Settings, *, as_json: bool, follow: bool) -> None:
+def _show_ledger(name: str | None, settings: Settings, *, as_json: bool, follow: bool) -> None:
     """Print the ledger of a run: as it ended, or so far."""
     if follow:
         raise UserError("--ledger is of one moment: leave out --follow")

@@ -2,14 +2,18 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval._format import duration, plural
+from coordinate_eval.coordinator.cli.options import common
+from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
-from coordinate_eval.coordinator.inputs.suites import suite, suite_yaml
+from coordinate_eval.coordinator.inputs.suites import suite_yaml
+from coordinate_eval.coordinator.inputs.suites.suite import load, shipped
 from coordinate_eval.coordinator.planning.costs import conditions, dataset_cost
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue, gpus
@@ -25,11 +29,51 @@ _PLANNED_ONLY = "*"
 _SUMS = ("items", "gpu_seconds", "metric_cpu_seconds")
 
 
-def list_shipped(*, as_json: bool) -> None:
+_Suite = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SUITE", help="A shipped suite's name, or a suite file.", show_default="list all"
+    ),
+]
+_Size = Annotated[
+    str | None,
+    option("", "SIZE", "Predict for a model with this many parameters: 350m.", shown="7b"),
+]
+_Checkpoint = Annotated[Path | None, option("", "CKPT", "Predict for this checkpoint instead.")]
+_Gpu = Annotated[str, option("", "NAME", "Type of the GPUs.")]
+_TensorParallel = Annotated[int, option("", "N", "GPUs of one trial.", min=1, max=1024)]
+
+
+def suites_command(
+    suite: _Suite = None,
+    model: _Size = None,
+    checkpoint: _Checkpoint = None,
+    gpu: _Gpu = "h200",
+    tp: _TensorParallel = 1,
+    as_json: common.Json = False,
+) -> None:
+    """List the shipped suites, or the datasets of one and what they take."""
+    if suite is None:
+        if model is not None or checkpoint is not None:
+            raise typer.BadParameter("name a suite to predict for", param_hint="SUITE")
+        _list_shipped(as_json=as_json)
+        return
+    wanted = load(suite)
+    name, described = _model_of(model, checkpoint)
+    document = _describe(wanted, described, gpu, tp)
+    document["model"] = {"name": name, **document["model"]}
+    if as_json:
+        write_json(document)
+    else:
+        console = table_console()
+        console.print(_table(document, console.width))
+
+
+def _list_shipped(*, as_json: bool) -> None:
     """Print the suites that come with the program."""
     rows = []
-    for name in suite.shipped():
-        wanted = suite.load(name)
+    for name in shipped():
+        wanted = load(name)
         counts = [catalogue.items(d) or 0 for d in wanted.datasets]
         runs = sum(1 for d in wanted.datasets if d.task is not None)
         rows.append(
@@ -55,7 +99,7 @@ def list_shipped(*, as_json: bool) -> None:
     say(f"their tasks and rubrics, to be included in yours, are in {suite_yaml.shipped_folder()}")
 
 
-def model_of(model: str | None, checkpoint: Path | None) -> tuple[str, Checkpoint]:
+def _model_of(model: str | None, checkpoint: Path | None) -> tuple[str, Checkpoint]:
     """Return the model to predict for, and its name for people."""
     if checkpoint is None:
         name = model or DEFAULT_SIZE
@@ -67,20 +111,7 @@ def model_of(model: str | None, checkpoint: Path | None) -> tuple[str, Checkpoin
     return str(checkpoint), checkpoints.inspect(checkpoint, config=None, tokenizer=None)
 
 
-def show_suite(
-    wanted: Suite, name: str, checkpoint: Checkpoint, gpu: str, degree: int, *, as_json: bool
-) -> None:
-    """Print the datasets of a suite with what each takes on one trial of `degree` GPUs."""
-    described = describe(wanted, checkpoint, gpu, degree)
-    described["model"] = {"name": name, **described["model"]}
-    if as_json:
-        write_json(described)
-        return
-    console = table_console()
-    console.print(_table(described, console.width))
-
-
-def describe(wanted: Suite, checkpoint: Checkpoint, gpu: str, degree: int) -> dict[str, Any]:
+def _describe(wanted: Suite, checkpoint: Checkpoint, gpu: str, degree: int) -> dict[str, Any]:
     """Return a suite as one JSON document: its datasets, and sums by group and over all.
 
     Seconds are those of one trial without the start of its engine, predicted by the shipped priors

@@ -1,10 +1,12 @@
 """`coordinate-eval prefetch`: download and build the prompts of a suite before a run needs them."""
 
+import os
 import time
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -13,20 +15,72 @@ from coordinate_eval._format import duration, plural
 from coordinate_eval.coordinator.cli import output
 from coordinate_eval.coordinator.cli.inquire.runs import find
 from coordinate_eval.coordinator.cli.launch.runnable import runnable
+from coordinate_eval.coordinator.cli.options import common
+from coordinate_eval.coordinator.cli.options.asked import AskedPrompts, spread
+from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.coordinator.cli.output import quiet_libraries, say, write_json
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints.average import Members
 from coordinate_eval.coordinator.inputs.folders import check_writable, working_in
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.planning.new_run import Inputs
+from coordinate_eval.coordinator.planning.new_run import Inputs, read_inputs
 from coordinate_eval.coordinator.prompts import building
 from coordinate_eval.coordinator.prompts.request_cache import Builder
 from coordinate_eval.coordinator.report.warnings import own_answers
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.errors import UserError
 
+_PrefetchedFor = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="CKPT",
+        help="A checkpoint with the model's tokenizer.",
+        show_default="that of your latest run",
+    ),
+]
+_Checkpoint = Annotated[Path | None, option("What to evaluate", "CKPT", "The same as CKPT.")]
+_Jobs = Annotated[
+    int | None,
+    option("", "N", "Build with at most N processes.", shown="one for each core", min=1, max=1024),
+]
 
-def latest_checkpoint(settings: Settings) -> Path | Members:
+
+_Verbose = Annotated[
+    bool, option("Run and output", "", "Show the warnings of other libraries.", "--verbose", "-v")
+]
+
+
+@spread
+def prefetch_command(
+    ckpt: _PrefetchedFor = None,
+    checkpoint: _Checkpoint = None,
+    *,
+    asked: AskedPrompts,
+    jobs: _Jobs = None,
+    as_json: common.Json = False,
+    verbose: _Verbose = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Download the data of a suite and build its prompts, for the tokenizer of a checkpoint.
+
+    Where compute nodes have no network, do this once on a machine that has one. What fails is
+    named at the end, and the rest is there. Exit status: 0 all is there; 1 something failed.
+    """
+    if ckpt is not None and checkpoint is not None:
+        raise UserError("CKPT and --checkpoint are the same: give one of them")
+    settings, suite = asked.load(settings_file)
+    inputs = read_inputs(
+        settings,
+        suite,
+        ckpt or checkpoint or _latest_checkpoint(settings),
+        **asked.stand_ins,
+        strict=False,  # what cannot be built is named at the end
+    )
+    processes = jobs or len(os.sched_getaffinity(0))
+    raise typer.Exit(prefetch(inputs, jobs=processes, as_json=as_json, verbose=verbose))
+
+
+def _latest_checkpoint(settings: Settings) -> Path | Members:
     """Return the checkpoint of the user's latest run, and say so."""
     try:
         found = read_run(find(None, settings)).checkpoint

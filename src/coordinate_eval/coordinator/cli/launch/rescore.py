@@ -5,16 +5,18 @@ No GPU is used, unless the judge is a checkpoint.
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+
+import typer
 
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.cli.inquire.runs import find
 from coordinate_eval.coordinator.cli.launch.run import ask, begin, remember
+from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.output import say
 from coordinate_eval.coordinator.inputs import clusters, judge
 from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint
 from coordinate_eval.coordinator.inputs.folders import working_in
-from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.suites.suite import check_tasks, narrow
 from coordinate_eval.coordinator.planning.judge_plan import judge_of, nodes_of_judge, place_of
 from coordinate_eval.coordinator.run.own import work_folder
@@ -23,38 +25,44 @@ from coordinate_eval.coordinator.run.starting.rescoring import create_rescoring,
 from coordinate_eval.evaluators.engines import base as engines
 
 
-def rescore_run(
-    name: str | None, settings: Settings, only: Sequence[str], *, wait: bool, as_json: bool
-) -> int:
-    """Start a run that scores the responses of a run again; return the exit status.
+def rescore_command(
+    run: common.RunName = None,
+    only: common.Only = None,
+    judge_url: common.JudgeUrl = None,
+    judge_model: common.JudgeModel = None,
+    wait: common.Wait = False,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Score the responses of a run again, in a run of its own beside it.
 
-    With `wait`, or on a local cluster, it is supervised here to its end.
-
-    Raises:
-        UserError: there is no such run, it has no dataset with all responses, or the judge cannot
-            be asked, or is a checkpoint that cannot be used or fits on no GPU. Nothing is made.
-        SubmitRefused: the scheduler refuses it. Nothing is left then.
+    For another version of the harness, a corrected filter or metric, or another judge. No GPU is
+    used, unless that judge is a checkpoint. Scores and differences are in the new run's results;
+    the old ones stay. A dataset whose prompts would be different now is refused.
     """
-    run_dir = find(name, settings)
-    run = read_run(run_dir)
-    check_tasks(run.suite, run.settings.trusted_users)
-    suite = narrow(run.suite, only=only) if only else run.suite
+    settings, _ = load_settings(
+        {"judge.base_url": judge_url, "judge.model": judge_model}, settings_file
+    )
+    run_dir = find(run, settings)
+    old = read_run(run_dir)
+    check_tasks(old.suite, old.settings.trusted_users)
+    suite = narrow(old.suite, only=only) if only else old.suite
     if judge.is_checkpoint(settings.judge, suite):
         settings = judge_checkpoint.named(settings, [d.rubric for d in suite.datasets if d.rubric])
-    made = rescoring(run_dir, run, suite, settings)
+    made = rescoring(run_dir, old, suite, settings)
     questions = _check_judge(made)
     made = _with_place(made)
     cluster = clusters.by_name(made.cluster, made.settings)
-    found = create_rescoring(run_dir, run, made)
+    found = create_rescoring(run_dir, old, made)
     remember(settings, made.id, found.root)
-    say(f"run {made.id} scores the responses of run {run.id} again: {found.root}")
+    say(f"run {made.id} scores the responses of run {old.id} again: {found.root}")
     if judge.is_checkpoint(made.settings.judge, made.suite):
         say(
             f"the judge {made.settings.judge.name} gets up to {plural(questions, 'question')}, "
             "and answers on GPUs that are free when they are written"
         )
     with working_in(str(work_folder(found))), cluster:
-        return begin(found, made, cluster, wait=wait, as_json=as_json)
+        raise typer.Exit(begin(found, made, cluster, wait=wait, as_json=as_json))
 
 
 def _check_judge(made: Run) -> int:

@@ -3,11 +3,13 @@
 import os
 import time
 
+import typer
+
 from coordinate_eval import _files
 from coordinate_eval._clock import SystemClock
 from coordinate_eval._format import plural
 from coordinate_eval.clusters.protocol import Cluster, State
-from coordinate_eval.coordinator.cli.inquire.runs import find_all, name_for_commands, poll
+from coordinate_eval.coordinator.cli.inquire.runs import find, find_all, name_for_commands, poll
 from coordinate_eval.coordinator.cli.launch.foreground import (
     announce,
     reasons_why_stopped,
@@ -15,9 +17,11 @@ from coordinate_eval.coordinator.cli.launch.foreground import (
     show_results,
     supervise,
 )
+from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.output import say
 from coordinate_eval.coordinator.inputs import clusters, judge
 from coordinate_eval.coordinator.inputs.folders import working_in
+from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings, Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.run import jobs, lease, supervision
@@ -35,6 +39,26 @@ _ANOTHER_PROCESS = "another process on this machine"
 
 _START_SECONDS = 30.0
 """Time in which a process that supervises has started."""
+
+
+def resume_command(
+    run: common.RunName = None,
+    full: common.Full = False,
+    judge_url: common.JudgeUrl = None,
+    wait: common.Wait = False,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Continue a run that was cancelled, ended incomplete, or lost its supervisor."""
+    settings, _ = load_settings({"judge.base_url": judge_url}, settings_file)
+    found = find(run, settings)
+    raise typer.Exit(resume_run(found, settings, wait=wait, as_json=as_json, full=full))
+
+
+def cancel_command(run: common.RunName = None, settings_file: common.SettingsFile = None) -> None:
+    """End all jobs of a run. What it has published stays; `resume` continues it."""
+    settings, _ = load_settings({}, settings_file)
+    cancel_run(find(run, settings))
 
 
 def resume_run(

@@ -86,3 +86,18 @@ Partition = Annotated[str | None, option(WHERE, "NAME", "Slurm partition with th
 Account = Annotated[str | None, option(WHERE, "NAME", "Slurm account.")]
 Qos = Annotated[str | None, option(WHERE, "NAME", "Slurm QOS.")]
 Reservation = Annotated[str | None, option(WHERE, "NAME", "Slurm reservation.")]
+OfSuite = Annotated[str | None, option("", "NAME", "Show only runs of this suite.", "--suite")]
+InFolder = Annotated[
+    Path | None, option("", "DIR", "Show only runs of checkpoints in this folder.", "--checkpoints")
+]
+Trainings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="TRAINING",
+        help="Folders of checkpoints, or the ends of their paths.",
+        show_default="all trainings",
+    ),
+]
+TokensPerStep = Annotated[
+    int | None, option("", "N", "Show the tokens that each checkpoint has seen.", min=1)
+]

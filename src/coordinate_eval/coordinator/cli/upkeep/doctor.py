@@ -12,13 +12,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.cli.inquire.runs import find_all
+from coordinate_eval.coordinator.cli.options import common
+from coordinate_eval.coordinator.cli.options.parsing import WHERE, option
 from coordinate_eval.coordinator.cli.output import table_console, write_json
 from coordinate_eval.coordinator.doctor import nodes as doctor
 from coordinate_eval.coordinator.doctor.examine import examine_here
@@ -27,12 +31,71 @@ from coordinate_eval.coordinator.doctor.in_jobs import ask
 from coordinate_eval.coordinator.doctor.pairing import Verdict
 from coordinate_eval.coordinator.doctor.worlds import Worlds
 from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.records import HookEnd
 from coordinate_eval.errors import RecordError, UserError
 
 _COLORS = {State.OK: "green", State.WARNING: "yellow", State.FAILURE: "red"}
 _INDENT = " " * 11
+
+
+_InJobs = Annotated[
+    bool,
+    option(
+        WHERE,
+        "",
+        "Check the same in small jobs, one on each partition of the settings.",
+        "--submit",
+    ),
+]
+_TestNodes = Annotated[
+    bool,
+    option(
+        WHERE,
+        "",
+        "Find bad nodes: test all that are free, in pairs, on all GPUs that are free there.",
+        "--nodes",
+    ),
+]
+_TestedNodes = Annotated[
+    str | None,
+    option(
+        WHERE, "NAMES", "Test these nodes only: gpu[1-4,7]. Implies --nodes.", "--nodelist", "-w"
+    ),
+]
+
+
+def doctor_command(
+    submit: _InJobs = False,
+    nodes: _TestNodes = False,
+    nodelist: _TestedNodes = None,
+    engine: common.Engine = None,
+    cluster: common.Cluster = None,
+    partition: common.Partition = None,
+    account: common.Account = None,
+    qos: common.Qos = None,
+    reservation: common.Reservation = None,
+    as_json: common.Json = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Check the scheduler, folders, programs and servers that runs need, and say what to do.
+
+    With `--nodes`, find nodes that are bad: nodes in pairs gather what their GPUs hold, and those
+    of a pair that fails do so with others. Runs avoid for a while what is found to be bad.
+
+    Exit status: 0 all is well, or there are only warnings; 1 something fails, and runs would too;
+    with `--nodes`, a node is bad or suspect, or none could be tested.
+    """
+    nodes = nodes or nodelist is not None
+    if submit and nodes:
+        raise UserError("--submit and --nodes test different things: give one of them")
+    flags = {"engine.name": engine, "cluster": cluster, "slurm.partition": partition}
+    flags |= {"slurm.account": account, "slurm.qos": qos, "slurm.reservation": reservation}
+    settings, _ = load_settings(flags, settings_file)
+    if nodes:
+        raise typer.Exit(find_bad_nodes(settings, nodelist, as_json=as_json))
+    raise typer.Exit(examine_all(settings, submit=submit, as_json=as_json))
 
 
 def show_place(place: str, more: str, console: Console) -> None:

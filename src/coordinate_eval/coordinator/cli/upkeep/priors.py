@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from coordinate_eval.priors.store import Store
     from coordinate_eval.records import Dataset
 
-app = typer.Typer(cls=parsing.Commands, help="Show what finished runs measured.")
+app = typer.Typer(
+    cls=parsing.Commands,
+    help="Show what finished runs measured.",
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
 
 MOST_LEFT_OUT = 5
 """Newest runs that are predicted from all others, to see how well that does."""

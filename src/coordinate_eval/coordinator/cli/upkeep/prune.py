@@ -3,15 +3,20 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import typer
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.cli.inquire.runs import Found, age, find_all
+from coordinate_eval.coordinator.cli.options import common
+from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.coordinator.cli.output import say
 from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.results import read_results
@@ -40,6 +45,35 @@ class Chosen(NamedTuple):
     phase: Phase
     quiet: float
     """Seconds since it was changed."""
+
+
+_OlderThan = Annotated[
+    float | None,
+    option("", "DAYS", "Only runs not changed for this many days.", "--older-than", min=0),
+]
+_KeepNewest = Annotated[
+    int | None, option("", "N", "Leave the N newest runs as they are.", "--keep", min=0)
+]
+_Sure = Annotated[bool, option("", "", "Do it. Without it runs are only listed.", "--yes")]
+
+
+def prune_command(
+    older_than: _OlderThan = None,
+    keep: _KeepNewest = None,
+    yes: _Sure = False,
+    settings_file: common.SettingsFile = None,
+) -> None:
+    """Remove runs of yours in `runs_dir` that are complete, incomplete or cancelled.
+
+    A run that goes on is left alone, and so is one without all results for a day after its last
+    change, and one with files that are not of this program. A checkpoint whose run was removed is
+    evaluated again if it is asked for again, also by `watch`.
+
+    Exit status: 0 all was done or listed; 1 some run could not be removed; 3 the scheduler did
+    not answer.
+    """
+    settings, _ = load_settings({}, settings_file)
+    raise typer.Exit(prune(settings, older_than, keep, yes=yes))
 
 
 def prune(settings: Settings, older_than: float | None, keep: int | None, *, yes: bool) -> int:

@@ -1,4 +1,4 @@
-"""Commands that start, continue and end runs."""
+"""`coordinate-eval run`: what its options ask for."""
 
 import dataclasses
 from pathlib import Path
@@ -9,20 +9,14 @@ import typer
 from coordinate_eval.coordinator.cli.options import common, launching, parsing
 from coordinate_eval.coordinator.cli.options.asked import AskedRun, spread
 from coordinate_eval.coordinator.inputs.checkpoints.saved import training_of
-from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.errors import UserError
 
 if TYPE_CHECKING:
     from coordinate_eval.coordinator.inputs.checkpoints.average import Members
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    for command in (spread(run), rescore, resume, cancel):
-        app.command()(command)
-
-
-def run(
+@spread
+def run_command(
     checkpoints: launching.Checkpoints = None,
     *,
     asked: AskedRun,
@@ -133,51 +127,3 @@ def _what(paths: list[Path], average: bool, weights: str | None) -> "Path | Memb
             "evaluate their average"
         )
     return paths[0] if paths else None
-
-
-def rescore(
-    run: common.RunName = None,
-    only: common.Only = None,
-    judge_url: common.JudgeUrl = None,
-    judge_model: common.JudgeModel = None,
-    wait: common.Wait = False,
-    as_json: common.Json = False,
-    settings_file: common.SettingsFile = None,
-) -> None:
-    """Score the responses of a run again, in a run of its own beside it.
-
-    For another version of the harness, a corrected filter or metric, or another judge. No GPU is
-    used, unless that judge is a checkpoint. Scores and differences are in the new run's results;
-    the old ones stay. A dataset whose prompts would be different now is refused.
-    """
-    from coordinate_eval.coordinator.cli.launch.rescore import rescore_run
-
-    judge = {"judge.base_url": judge_url, "judge.model": judge_model}
-    settings, _ = load_settings(judge, settings_file)
-    raise typer.Exit(rescore_run(run, settings, only or [], wait=wait, as_json=as_json))
-
-
-def resume(
-    run: common.RunName = None,
-    full: common.Full = False,
-    judge_url: common.JudgeUrl = None,
-    wait: common.Wait = False,
-    as_json: common.Json = False,
-    settings_file: common.SettingsFile = None,
-) -> None:
-    """Continue a run that was cancelled, ended incomplete, or lost its supervisor."""
-    from coordinate_eval.coordinator.cli.inquire.runs import find
-    from coordinate_eval.coordinator.cli.launch.resume import resume_run
-
-    settings, _ = load_settings({"judge.base_url": judge_url}, settings_file)
-    found = find(run, settings)
-    raise typer.Exit(resume_run(found, settings, wait=wait, as_json=as_json, full=full))
-
-
-def cancel(run: common.RunName = None, settings_file: common.SettingsFile = None) -> None:
-    """End all jobs of a run. What it has published stays; `resume` continues it."""
-    from coordinate_eval.coordinator.cli.inquire.runs import find
-    from coordinate_eval.coordinator.cli.launch.resume import cancel_run
-
-    settings, _ = load_settings({}, settings_file)
-    cancel_run(find(run, settings))

@@ -1,7 +1,6 @@
-"""`watch` evaluates what a training job saves, and `prefetch` builds prompts before."""
+"""`coordinate-eval watch`: what its options ask for."""
 
 import dataclasses
-import os
 import sys
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinate_eval.coordinator.cli.options import common, launching, parsing
-from coordinate_eval.coordinator.cli.options.asked import AskedPrompts, AskedRun, spread
+from coordinate_eval.coordinator.cli.options.asked import AskedRun, spread
 from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.errors import CoordinateError, UserError
 
@@ -103,33 +102,8 @@ _DryWatch = Annotated[
 ]
 
 
-_PrefetchedFor = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="CKPT",
-        help="A checkpoint with the model's tokenizer.",
-        show_default="that of your latest run",
-    ),
-]
-_Checkpoint = Annotated[Path | None, option("What to evaluate", "CKPT", "The same as CKPT.")]
-_Jobs = Annotated[
-    int | None,
-    option("", "N", "Build with at most N processes.", shown="one for each core", min=1, max=1024),
-]
-
-
-_Verbose = Annotated[
-    bool, option("Run and output", "", "Show the warnings of other libraries.", "--verbose", "-v")
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command()(spread(watch))
-    app.command()(spread(prefetch))
-
-
-def watch(
+@spread
+def watch_command(
     folder: _Folder = None,
     pattern: _Pattern = None,
     once: _Once = False,
@@ -218,36 +192,3 @@ def _what(saved: "Saved") -> "Path | Members":
     from coordinate_eval.coordinator.inputs.checkpoints.average import members
 
     return members(saved.members, None) if saved.members else saved.path
-
-
-def prefetch(
-    ckpt: _PrefetchedFor = None,
-    checkpoint: _Checkpoint = None,
-    *,
-    asked: AskedPrompts,
-    jobs: _Jobs = None,
-    as_json: common.Json = False,
-    verbose: _Verbose = False,
-    settings_file: common.SettingsFile = None,
-) -> None:
-    """Download the data of a suite and build its prompts, for the tokenizer of a checkpoint.
-
-    Where compute nodes have no network, do this once on a machine that has one. What fails is
-    named at the end, and the rest is there. Exit status: 0 all is there; 1 something failed.
-    """
-    from coordinate_eval.coordinator.cli.launch.prefetch import latest_checkpoint
-    from coordinate_eval.coordinator.cli.launch.prefetch import prefetch as fetch
-    from coordinate_eval.coordinator.planning.new_run import read_inputs
-
-    if ckpt is not None and checkpoint is not None:
-        raise UserError("CKPT and --checkpoint are the same: give one of them")
-    settings, suite = asked.load(settings_file)
-    inputs = read_inputs(
-        settings,
-        suite,
-        ckpt or checkpoint or latest_checkpoint(settings),
-        **asked.stand_ins,
-        strict=False,  # what cannot be built is named at the end
-    )
-    processes = jobs or len(os.sched_getaffinity(0))
-    raise typer.Exit(fetch(inputs, jobs=processes, as_json=as_json, verbose=verbose))
