@@ -10,7 +10,7 @@ import pytest
 from tests.decisions import make_run
 from tests.trainings import TRAINING, call, keep, run_of
 
-from coordinate_eval.coordinator.cli.inquire.history import Wanted, curve_lines, show_history
+from coordinate_eval.coordinator.cli.inquire.curves import curve_lines
 from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.history.measured import Measured
 from coordinate_eval.coordinator.history.series import Series, best, column, series
@@ -35,17 +35,14 @@ def test_checkpoints_stand_by_step_with_errors_and_what_is_missing(tmp_path: Pat
 
 
 def test_a_terminal_shows_the_last_and_the_best_of_many_checkpoints_and_a_pipe_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     for step in range(100, 6100, 100):
         keep(tmp_path, step, {"a": 0.9 if step == 700 else 0.5, "b": 0.5})
     keep(tmp_path, 100, {"a": 0.1, "b": 0.2}, training="/ckpts/earlier")
 
-    show_history(
-        Settings(runs_dir=str(tmp_path)), Wanted([], None, [], everything=False), "table", None
-    )
+    _, _, seven = call(tmp_path, "history", "--no-all").stdout.partition("/ckpts/seven")
 
-    _, _, seven = capsys.readouterr().out.partition("/ckpts/seven")
     assert "the last 10 of 60 checkpoints (best by mean: step 700); --all shows all" in seven
     assert [line for line in seven.splitlines() if "│  700 │" in line]
     assert len([line for line in seven.splitlines() if line.startswith("│")]) == 11

@@ -6,10 +6,11 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.errors import MarkupError
 from rich.markup import escape
@@ -134,6 +135,31 @@ def quiet_libraries(*, verbose: bool) -> Iterator[None]:
             last.setLevel(level)
         for name in added:
             os.environ.pop(name, None)
+
+
+def width_of(cells: Sequence[str]) -> int:
+    """Return the columns of a terminal that the widest of some texts takes."""
+    return max(map(cell_len, cells))
+
+
+def framed(columns: Sequence[Sequence[str]]) -> str:
+    """Return columns of cells, the first ones their heads, in the frame of the other tables.
+
+    rich takes twenty times as long to draw ten thousand lines.
+    """
+    widths = [*map(width_of, columns)]
+
+    def line(left: str, middle: str, right: str, fill: str) -> str:
+        return left + middle.join(fill * (width + 2) for width in widths) + right
+
+    def cell(text: str, width: int) -> str:
+        return " " * (1 + width - cell_len(text)) + text + " "
+
+    padded = [[cell(t, width) for t in c] for c, width in zip(columns, widths, strict=True)]
+    head, *body = zip(*padded, strict=True)
+    lines = [line("┏", "┳", "┓", "━"), f"┃{'┃'.join(head)}┃", line("┡", "╇", "┩", "━")]
+    lines += [f"│{'│'.join(cells)}│" for cells in body]
+    return "\n".join([*lines, line("└", "┴", "┘", "─"), ""])
 
 
 @contextlib.contextmanager

@@ -1,16 +1,45 @@
 """Curves of scores in the terminal: sparklines, where they go, and where they jump."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from coordinate_eval._format import bars, plural
+from coordinate_eval._format import bars, plural, sparkline
+from coordinate_eval.coordinator.cli.inquire.history import alone, load
 from coordinate_eval.coordinator.history.curve import LEAST, SLOPE_STEPS, Curve, curve_of
 from coordinate_eval.coordinator.history.noise import Noise, noise_of
 from coordinate_eval.coordinator.history.rows import Row
-from coordinate_eval.coordinator.history.series import Column, Series
+from coordinate_eval.coordinator.history.series import Column, Series, mean_column, series
+from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.errors import CoordinateError
+
+
+def curve_lines(settings: Settings, folder: str) -> list[str]:
+    """Return the means of the latest checkpoints of each training in a folder, in 80 columns.
+
+    A training is left out where fewer than three have one, and all if the history cannot be read.
+    """
+    try:
+        known, _ = load(settings)
+        found = series(each for each in known if Path(each.training).is_relative_to(folder))
+    except (CoordinateError, OSError):
+        return []
+    trainings = list(dict.fromkeys(row.training for row in found.rows))
+    lines = []
+    for training in trainings:
+        its = alone(known, found, training, None)
+        if (mean := mean_column(its, its.rows)) is None:
+            continue
+        values = mean.values([row for row in its.rows if row.step is not None])
+        means = [each.value for each in values if each is not None]
+        if len(means) >= 3:
+            whose = f"{PurePath(training).name}: " if len(trainings) > 1 else ""
+            datasets = plural(len(mean.datasets), "dataset")
+            lines.append(f"{whose}mean of {datasets}  {sparkline(means[-40:])}")
+    return lines
 
 
 def curves(found: Series, columns: Sequence[Column]) -> dict[str, dict[str, Any]]:

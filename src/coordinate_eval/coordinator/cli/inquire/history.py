@@ -9,13 +9,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Annotated, Any, NamedTuple
 
-from rich.cells import cell_len
-
 from coordinate_eval import _files
 from coordinate_eval._format import drawn_places, plain, plural, sparkline, visible
 from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, option
-from coordinate_eval.coordinator.cli.output import out, say, table_console, write_json
+from coordinate_eval.coordinator.cli.output import (
+    framed,
+    out,
+    say,
+    table_console,
+    width_of,
+    write_json,
+)
 from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.history.columns import in_columns
 from coordinate_eval.coordinator.history.measured import Measured
@@ -28,7 +33,6 @@ from coordinate_eval.coordinator.history.series import (
     column,
     default_columns,
     every_column,
-    mean_column,
     series,
 )
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
@@ -78,12 +82,13 @@ _Noisy = Annotated[
     ),
 ]
 _Everything = Annotated[
-    bool,
+    bool | None,
     option(
         OUTPUT,
         "",
-        "Show all checkpoints, as in a pipe or a file: a long table has the last and the best.",
-        "--all",
+        "Show all checkpoints of a long table, or the last and the best.",
+        "--all/--no-all",
+        shown="all in a pipe or a file",
     ),
 ]
 _Csv = Annotated[bool, option(OUTPUT, "", "Print comma-separated values.", "--csv")]
@@ -138,31 +143,6 @@ def load(settings: Settings) -> tuple[list[Measured], list[str]]:
     return list(by_run.values()), problems
 
 
-def curve_lines(settings: Settings, folder: str) -> list[str]:
-    """Return the means of the latest checkpoints of each training in a folder, in 80 columns.
-
-    A training is left out where fewer than three have one, and all if the history cannot be read.
-    """
-    try:
-        known, _ = load(settings)
-        found = series(each for each in known if Path(each.training).is_relative_to(folder))
-    except (CoordinateError, OSError):
-        return []
-    trainings = list(dict.fromkeys(row.training for row in found.rows))
-    lines = []
-    for training in trainings:
-        its = alone(known, found, training, None)
-        if (mean := mean_column(its, its.rows)) is None:
-            continue
-        values = mean.values([row for row in its.rows if row.step is not None])
-        means = [each.value for each in values if each is not None]
-        if len(means) >= 3:
-            whose = f"{PurePath(training).name}: " if len(trainings) > 1 else ""
-            datasets = plural(len(mean.datasets), "dataset")
-            lines.append(f"{whose}mean of {datasets}  {sparkline(means[-40:])}")
-    return lines
-
-
 def history_command(
     training: common.Trainings = None,
     suite: common.OfSuite = None,
@@ -170,7 +150,7 @@ def history_command(
     tokens_per_step: common.TokensPerStep = None,
     curve: _Smoothed = False,
     noise: _Noisy = False,
-    everything: _Everything = False,
+    everything: _Everything = None,
     as_csv: _Csv = False,
     as_json: common.Json = False,
     parquet: _Parquet = None,
@@ -193,7 +173,7 @@ def history_command(
     found = series(known, training or [], suite)
     chosen = [column(each, found) for each in columns or []]
     chosen = chosen or (every_column(found) if noise else default_columns(found))
-    every = everything or not sys.stdout.isatty()
+    every = not sys.stdout.isatty() if everything is None else everything
     form = _Form(tokens_per_step, bool(columns), curve, noise, every)
     if parquet is not None:
         _write_parquet(found, form, parquet)
@@ -440,7 +420,7 @@ def _print_table(rows: Sequence[Row], columns: Sequence[Column], form: _Form) ->
         its = each.values(rows)
         cells.append([title, *("" if value is None else _number(value) for value in its)])
     for part in _parts(first, cells, table_console().width):
-        sys.stdout.write(visible(_framed([[*map(plain, each)] for each in part])))
+        sys.stdout.write(visible(framed([[*map(plain, each)] for each in part])))
 
 
 def _parts(
@@ -449,39 +429,15 @@ def _parts(
     """Return columns in groups that fit beside each other, each after the first columns."""
     parts: list[list[Sequence[str]]] = []
     used = width
-    begin = 1 + sum(_width(each) + 3 for each in first)
+    begin = 1 + sum(width_of(each) + 3 for each in first)
     for each in cells:
-        needed = _width(each) + 3
+        needed = width_of(each) + 3
         if used + needed > width or not parts:
             parts.append([*first])
             used = begin
         parts[-1].append(each)
         used += needed
     return parts
-
-
-def _width(cells: Sequence[str]) -> int:
-    return max(map(cell_len, cells))
-
-
-def _framed(columns: Sequence[Sequence[str]]) -> str:
-    """Return columns of cells, the first ones their heads, in the frame of the other tables.
-
-    rich takes twenty times as long to draw ten thousand lines.
-    """
-    widths = [*map(_width, columns)]
-
-    def line(left: str, middle: str, right: str, fill: str) -> str:
-        return left + middle.join(fill * (width + 2) for width in widths) + right
-
-    def cell(text: str, width: int) -> str:
-        return " " * (1 + width - cell_len(text)) + text + " "
-
-    padded = [[cell(t, width) for t in c] for c, width in zip(columns, widths, strict=True)]
-    head, *body = zip(*padded, strict=True)
-    lines = [line("┏", "┳", "┓", "━"), f"┃{'┃'.join(head)}┃", line("┡", "╇", "┩", "━")]
-    lines += [f"│{'│'.join(cells)}│" for cells in body]
-    return "\n".join([*lines, line("└", "┴", "┘", "─"), ""])
 
 
 def _step(row: Row) -> str:

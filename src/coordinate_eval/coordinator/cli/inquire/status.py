@@ -211,7 +211,7 @@ def _follow(
         raise
     status_screen.show(shown, console)
     if not foreign:
-        from coordinate_eval.coordinator.cli.inquire.history import curve_lines
+        from coordinate_eval.coordinator.cli.inquire.curves import curve_lines
 
         for line in curve_lines(settings, training_of(run.checkpoint.path)):
             console.print(line, markup=False, highlight=False)

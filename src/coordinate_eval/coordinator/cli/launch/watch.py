@@ -22,7 +22,7 @@ from coordinate_eval import __version__, _files
 from coordinate_eval._format import plural, quoted, visible
 from coordinate_eval.clusters.protocol import TaskStatus
 from coordinate_eval.coordinator.cli.inquire.alarms import tell_alarms
-from coordinate_eval.coordinator.cli.inquire.history import curve_lines
+from coordinate_eval.coordinator.cli.inquire.curves import curve_lines
 from coordinate_eval.coordinator.cli.inquire.runs import find_all, poll
 from coordinate_eval.coordinator.cli.launch.resume import cancel_run, supervise_from_here
 from coordinate_eval.coordinator.cli.launch.run import start_run
