@@ -76,5 +76,9 @@ def _post(address: str, text: str, limit_seconds: float) -> str:
         # What it answers is not read: it may be long.
         with httpx.stream("POST", address, content=text, headers=headers, timeout=limit) as answer:
             return "" if answer.is_success else f"status {answer.status_code}"
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL):
+        return "its address does not begin with http:// or https://, or is malformed"
+    except httpx.ConnectError:
+        return "it cannot be reached"
     except Exception as error:  # each kind of address has errors of its own
         return type(error).__name__  # its words may have the address

@@ -174,6 +174,12 @@ def test_the_exit_status_tells_whether_the_newest_checkpoint_is_well(tmp_path: P
     assert isinstance(unreadable.exception, UserError)  # 2; 1 would be NO-GO
 
 
+def test_one_item_that_turns_wrong_is_no_alarm() -> None:
+    one = [Score(float(step % 2), None, 1, "acc", True, "x") for step in range(10)]
+    rows = [row(step, {"a": each, "b": share(0.5)}) for step, each in enumerate(one)]
+    assert alarms(Series(rows, ["a", "b"], {}, [])) == []
+
+
 def test_trainings_that_were_asked_differently_have_their_own_alarms(tmp_path: Path) -> None:
     for step, value in ((100, 0.5), (200, 0.1)):
         run_of(tmp_path, step, {"a": value, "b": 0.5})

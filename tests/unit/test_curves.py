@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from tests.trainings import TRAINING, call, run_of
 
-from coordinate_eval.coordinator.history.curve import Curve, Point, item_error, smooth
+from coordinate_eval.coordinator.history.columns import item_error
+from coordinate_eval.coordinator.history.curve import Curve, Point, smooth
 
 TRUTHS: dict[str, Callable[[float], float]] = {
     "level": lambda part: 0.4,

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from tests.trainings import call, run_of
 
+from coordinate_eval import _files
 from coordinate_eval.coordinator.comparison.gate import decision, read_policy
+from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import DatasetItems, ItemScores
+from coordinate_eval.records import DatasetItems, DatasetResults, ItemScores
 
 ITEMS = 400
 
@@ -104,6 +106,40 @@ def test_a_rule_of_what_the_run_has_not_is_refused(home: Path) -> None:
 def test_a_rule_that_compares_needs_a_baseline(home: Path) -> None:
     with pytest.raises(UserError, match="give the baseline with --against"):
         gate(home, "of: a, gains_at_least: 0.01", against=None)
+
+
+def test_all_right_is_no_certainty(home: Path) -> None:
+    run_of(home, 200, {"a": 1.0, "b": 0.5})
+    scores = {"a": {"acc,none": 1.0, "acc_stderr,none": 0.0}}
+    found = DatasetResults(dataset="a", items=100, harness="0.4.9", results=scores)
+    _files.write_record(RunDir(home / "step-200-x").dataset_results("a"), found)
+
+    for rule, status in (("at_least: 0.95", 0), ("at_least: 1", 3), ("at_most: 1", 3)):
+        assert gate(home, f"of: a, {rule}", against=None)[0] == status, rule
+
+
+def test_a_baseline_that_is_not_there_is_refused_and_one_asked_otherwise_decides_nothing(
+    home: Path,
+) -> None:
+    with pytest.raises(UserError, match="no run 'nothing'"):
+        gate(home, "of: a, at_least: 0.1", against="nothing")
+    path = RunDir(home / "step-100-x").dataset_results("a")
+    before = _files.read_record(path, DatasetResults)
+    _files.write_record(path, before.model_copy(update={"versions": {"a": 2}}))
+
+    assert gate(home, "of: b, loses_at_most: 0.02")[0] == 0
+    status, said = gate(home, "of: a, gains_at_least: 0.05")
+    assert status == 3 and said["rules"][0]["why"].startswith("asked differently: a (version")
+
+
+def test_questions_without_a_verdict_are_said_beside_the_decision(home: Path) -> None:
+    path = RunDir(home / "step-200-x").dataset_results("a")
+    before = _files.read_record(path, DatasetResults)
+    judge = {"questions": 400, "without_verdict": 160, "refused": 160}
+    _files.write_record(path, before.model_copy(update={"judge": judge}))
+
+    said = gate(home, "of: a, at_least: 0.3", against=None)[1]
+    assert "no verdict on 160 of 400 questions" in said["warnings"]["a"]
 
 
 def test_people_see_the_decision_and_its_rules(home: Path) -> None:

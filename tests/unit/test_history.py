@@ -153,6 +153,77 @@ def test_the_best_checkpoint_is_named_with_those_that_may_be_as_good() -> None:
     assert [row.step for row in chosen.without] == [4]
 
 
+def test_the_best_of_scores_without_errors_is_named_with_its_equals() -> None:
+    one = {"a": (1.0, None, 1, "acc", True, "x")}  # of one item
+    found = made(*(record(step).model_copy(update={"scores": one}) for step in (1, 2)))
+
+    assert [row.step for row, _ in best(found, column("a", found)).close] == [2]
+
+
+def named(name: str, step: int, **scores: float) -> Measured:
+    checkpoint = f"{TRAINING}/{name}"
+    return record(step, **scores).model_copy(update={"checkpoint": checkpoint, "run": name})
+
+
+def test_trainings_that_share_a_folder_are_told_apart_by_the_names_of_equal_steps(
+    tmp_path: Path,
+) -> None:
+    records = [
+        named(f"{size}-step-{step}", step, a=value)
+        for step in (100, 200)
+        for size, value in (("7b", 0.3), ("70b", 0.7))
+    ]
+    found = made(*records, named("7b-step-300", 300, a=0.3))
+    forms = made(named("step-100", 100, a=0.5), named("step-200-hf", 200, a=0.5))
+
+    assert {row.training: row.scores["a"][0] for row in found.rows} == {
+        f"{TRAINING}/7b-step-*": 0.3, f"{TRAINING}/70b-step-*": 0.7,
+    }  # fmt: skip
+    assert [row.step for row in found.rows] == [100, 200, 100, 200, 300]
+    for each in records:
+        measured.keep(str(tmp_path), each)
+    assert call(tmp_path, "alarms").stdout == "no alarms in 4 checkpoints\n"
+    assert "several trainings, by their names: 70b-step-*, 7b-step-*" in found.notes[0]
+    assert {row.training for row in forms.rows} == {TRAINING} and not forms.notes
+
+
+def test_a_dataset_with_other_items_since_a_step_is_named() -> None:
+    more = record(300, a=0.4, b=0.5)
+    scores = {**more.scores, "a": (0.4, 0.01, 120, "acc", True, "x")}
+    found = made(record(100, a=0.5, b=0.5), more.model_copy(update={"scores": scores}))
+    part = made(
+        record(100, a=0.5), more.model_copy(update={"scores": scores, "decided": "a sample"})
+    )
+
+    assert [each.partition(".")[0] for each in found.notes] == [
+        "a has changed: 100 items, 120 since step 300"
+    ]
+    assert not part.notes
+
+
+def test_a_history_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
+    for step in (100, 200):
+        run_of(tmp_path, step, {"a": 0.5, "b": 0.5})
+    measured.folder(str(tmp_path)).write_text("no folder")
+
+    told = call(tmp_path, "history")
+
+    assert told.exit_code == 0 and told.output.count("scores are not kept") == 1
+
+
+def test_the_best_of_several_trainings_is_named_by_paths(tmp_path: Path) -> None:
+    for training in ("/ckpts/a", "/ckpts/bb"):
+        keep(tmp_path, 100, {"x": 0.5}, training=training, identity=training)
+
+    assert "may be as good: /ckpts/bb/step-100" in call(tmp_path, "best", "--by", "x").stdout
+
+
+def test_a_suite_that_no_run_has_is_named(tmp_path: Path) -> None:
+    run_of(tmp_path, 100, {"a": 0.5, "b": 0.5})
+
+    assert "no run of a suite 'q'" in str(call(tmp_path, "history", "--suite", "q").exception)
+
+
 def test_of_a_perplexity_the_lowest_is_best() -> None:
     records = [record(step) for step in (1, 2)]
     perplexities = [

@@ -1,6 +1,7 @@
 """Scores in trackers: each gets what it was not told before, by its real library, offline."""
 
 import json
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,6 +175,16 @@ def test_a_tracker_that_refuses_is_told_again(home: Path, tmp_path: Path) -> Non
     assert "tensorboard did not take the scores" in str(answer.exception)
     to = ("--to", "tensorboard", "--dir", str(tmp_path / "board"))
     assert logged(home, *to)[0]["checkpoints"] == 2
+
+
+def test_nothing_is_logged_that_cannot_be_noted_and_would_be_logged_again(
+    home: Path, tmp_path: Path
+) -> None:
+    (home / f".history-{os.geteuid()}").write_text("no folder")
+    board = tmp_path / "board"
+    answer = call(home, "log", TRAINING, "--to", "tensorboard", "--dir", str(board))
+    assert "nothing is logged to tensorboard" in str(answer.exception)
+    assert not board.exists()
 
 
 def test_a_run_that_has_ended_names_its_training(home: Path, tmp_path: Path) -> None:

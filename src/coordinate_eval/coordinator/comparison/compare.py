@@ -279,7 +279,8 @@ def _measure(
         more |= dict(zip(("first", "second"), means, strict=True))
         more |= {"difference": found.value, "of_items": paired.of_items}
     if math.isnan(found.stderr):
-        more["why_not"] = "all of its items are one cluster"
+        one = "it has one item" if paired.items == 1 else "all of its items are one cluster"
+        more["why_not"] = one
     else:
         more |= _interval(found)
     return plain.model_copy(update=more)

@@ -183,12 +183,13 @@ def _score(of: Column, row: Row) -> tuple[Known | None, str]:
         lacking = [name for name in of.datasets if name not in row.scores]
         return None, f"not scored: {', '.join(lacking[:5])}"
     items = sum(row.score(name).items for name in of.datasets)
-    if value.stderr is None:
+    error = of.known_error(row)
+    if error is None:
         return Known(value.value, None, items), "its standard error is not known"
     from scipy.stats import norm
 
     reach = float(norm.ppf(1 - (1 - CONFIDENCE) / 2))
-    return Known(value.value, reach * value.stderr, items), ""
+    return Known(value.value, reach * error, items), ""
 
 
 def _difference(of: Column, compared: Comparison) -> tuple[Known | None, str]:
@@ -197,6 +198,9 @@ def _difference(of: Column, compared: Comparison) -> tuple[Known | None, str]:
     if lacking:
         return None, f"not compared: {', '.join(lacking[:5])}"
     parts = [table[name] for name in of.datasets]
+    if unlike := [f"{name} ({'; '.join(compared.unlike[name])})" for name in of.datasets
+                  if name in compared.unlike]:  # fmt: skip
+        return None, f"asked differently: {', '.join(unlike[:5])}"
     if without := [each.name for each in parts if not each.has_interval]:
         return None, f"no interval of {', '.join(without[:5])}"
     found: Measured | None = parts[0] if len(parts) == 1 else mean_of(of.name, parts)

@@ -17,7 +17,7 @@ from coordinate_eval import __version__
 from coordinate_eval._format import duration, plain, plural
 from coordinate_eval.coordinator.display.drawing import source, template
 from coordinate_eval.coordinator.history.alarms import Alarm
-from coordinate_eval.coordinator.history.curve import SLOPE_STEPS, Curve, curve_of, error_of
+from coordinate_eval.coordinator.history.curve import SLOPE_STEPS, Curve, curve_of
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import (
     Column,
@@ -179,7 +179,7 @@ class _Charts:
             curve = curve_of(column, known)
             if training != self._baseline:
                 curves.append(curve)
-            errors = [column.error(row, error_of) for row in known]
+            errors = [column.error(row) for row in known]
             drawn.append(
                 _series(
                     number,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from coordinate_eval._format import plural
+from coordinate_eval.coordinator.history.columns import error_of
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import Column, Series, mean_column
 
@@ -112,7 +113,7 @@ class _Curve(NamedTuple):
 def _of_dataset(rows: Sequence[Row], name: str) -> _Curve:
     scores = [(row, row.score(name)) for row in rows if name in row.scores]
     sign = -1 if any(not score.higher_is_better for _, score in scores) else 1
-    points = [_Point(r, s.value, s.stderr) for r, s in scores if math.isfinite(s.value)]
+    points = [_Point(r, s.value, error_of(s) or None) for r, s in scores if math.isfinite(s.value)]
     return _Curve(name, "", sign, points)
 
 
@@ -122,14 +123,14 @@ def _of_mean(rows: Sequence[Row], together: Column, *, by_precision: bool = Fals
     weights = dict.fromkeys(together.datasets, 1.0)
     if by_precision:
         for name in weights:
-            errors = sorted(row.score(name).stderr or 0.0 for row in whole)
+            errors = sorted(error_of(row.score(name)) for row in whole)
             weights[name] = 1 / (errors[len(errors) // 2] ** 2 + _OWN_NOISE**2) if errors else 1.0
     total = sum(weights.values())
     points = []
     for row in whole:
         parts = [(weight / total, row.score(name)) for name, weight in weights.items()]
         value = sum(part * score.value for part, score in parts)
-        error = math.hypot(*(part * (score.stderr or 0.0) for part, score in parts))
+        error = math.hypot(*(part * error_of(score) for part, score in parts))
         points.append(_Point(row, value, error))
     how = " with precise datasets counting for more" if by_precision else ""
     return _Curve("mean", how, 1, points)
@@ -248,7 +249,8 @@ def _said(rows: Sequence[Row]) -> list[Alarm]:
             words = f"{plural(len(row.missing), 'score')} missing: {shown}"
             now["missing", row.missing[0]] = words
         for name, told in row.warnings.items():
-            now["degenerate", name] = told
+            words = told.removeprefix(f"{name}: ").replace(f"; {name}: ", "; ")
+            now["degenerate", name] = words
         for (kind, name), words in now.items():
             if (kind, name) in going_on:
                 place = going_on[kind, name]

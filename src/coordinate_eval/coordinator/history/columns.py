@@ -5,6 +5,7 @@ without an object for each. `Scores` shows the scores of one run in them.
 """
 
 import json
+import math
 import sys
 import zlib
 from array import array
@@ -28,6 +29,23 @@ class Score(NamedTuple):
 Plain = tuple[float, float | None, int, str, bool, str]
 ASKED: Final = 5
 """The place of `asked` in a `Score` that is a plain tuple."""
+
+
+def error_of(score: Score) -> float:
+    """Return the standard error of a score from its items; 0 if it is not known."""
+    return item_error(score.value, score.stderr, score.items)
+
+
+def item_error(value: float, stderr: float | None, items: int) -> float:
+    """Return the standard error of a score from its items; 0 if it is not known.
+
+    All right or all wrong is no certainty: such a score has the error that it has with one more
+    item right and one more wrong.
+    """
+    if value in (0, 1) and not stderr and items > 0:
+        middle = (value * items + 1) / (items + 2)
+        return math.sqrt(middle * (1 - middle) / items)
+    return stderr if stderr is not None and math.isfinite(stderr) else 0.0
 
 
 class Scored(NamedTuple):

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coordinate_eval.coordinator.history.columns import Score
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import Column
 
@@ -113,26 +112,9 @@ def curve_of(column: Column, rows: Sequence[Row]) -> Curve | None:
             continue
         scores = [row.score(name) for name in column.datasets]
         share &= all(each.higher_is_better and 0 <= each.value <= 1 for each in scores)
-        points.append(Point(row.step, value.value, column.error(row, error_of)))
+        points.append(Point(row.step, value.value, column.error(row)))
     normalized = column.aggregate is not None and column.aggregate.offset
     return smooth(points, share=share and not normalized)
-
-
-def error_of(score: Score) -> float:
-    """Return the standard error of a score from its items; 0 if it is not known."""
-    return item_error(score.value, score.stderr, score.items)
-
-
-def item_error(value: float, stderr: float | None, items: int) -> float:
-    """Return the standard error of a score from its items; 0 if it is not known.
-
-    All right or all wrong is no certainty: such a score has the error that it has with one more
-    item right and one more wrong.
-    """
-    if value in (0, 1) and not stderr and items > 0:
-        middle = (value * items + 1) / (items + 2)
-        return math.sqrt(middle * (1 - middle) / items)
-    return stderr if stderr is not None and math.isfinite(stderr) else 0.0
 
 
 def smooth(points: Sequence[Point], *, share: bool = False) -> Curve | None:

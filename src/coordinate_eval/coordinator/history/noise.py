@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coordinate_eval.coordinator.history.curve import LEAST, curve_of, error_of
+from coordinate_eval.coordinator.history.curve import LEAST, curve_of
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import Column
 
@@ -57,7 +57,7 @@ def noise_of(column: Column, rows: Sequence[Row]) -> Noise | None:
     sign = 1 if known[-1].score(column.datasets[0]).higher_is_better else -1
     rise = sign * (curve.level[-1] - curve.level[0])
     noise = deviation(steps, values)
-    errors = [column.error(row, error_of) for row in known]
+    errors = [column.error(row) for row in known]
     sampling = math.sqrt(sum(error**2 for error in errors) / len(errors)) if all(errors) else None
     return Noise(rise, noise, sampling, rise / noise if noise else None, len(known))
 

@@ -3,19 +3,20 @@
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.history.columns import (
-    Score,
+    error_of,
     in_columns,
     picker,
 )
 from coordinate_eval.coordinator.history.measured import Measured
 from coordinate_eval.coordinator.history.rows import Row, by_columns, rows_of
+from coordinate_eval.coordinator.inputs.checkpoints.saved import name_around
 from coordinate_eval.coordinator.report.main_metric import Member, why_unlike
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Aggregate
@@ -82,14 +83,24 @@ class Column(NamedTuple):
         error = None if errors is None else math.hypot(*errors) / len(errors)
         return sum(values) / len(values), error
 
-    def error(self, row: Row, of: Callable[[Score], float]) -> float:
-        """Return the standard error of its value for a checkpoint, where those of scores are so."""
-        errors = [of(row.score(name)) for name in self.datasets]
+    def error(self, row: Row) -> float:
+        """Return the standard error of its value for a checkpoint, from those of the items."""
+        errors = [error_of(row.score(name)) for name in self.datasets]
         if self.aggregate is None:
             return math.hypot(*errors) / len(errors)
         return math.hypot(
             *(f * e for f, e in zip(self.aggregate.factors.values(), errors, strict=True))
         )
+
+    def known_error(self, row: Row) -> float | None:
+        """Return its standard error for a checkpoint; None unless those of all scores are known.
+
+        All right or all wrong is no certainty, see `item_error`.
+        """
+        scores = [row.score(name) for name in self.datasets]
+        if any(each.stderr is None and not error_of(each) for each in scores):
+            return None
+        return self.error(row)
 
 
 def series(
@@ -107,13 +118,14 @@ def series(
     Raises:
         UserError: a training has no run.
     """
-    chosen = [each for each in measured if suite in (None, each.suite)]
+    chosen, notes = _apart([each for each in measured if suite in (None, each.suite)])
+    if not chosen and suite is not None:
+        raise UserError(f"no run of a suite {suite!r}")
     if trainings:
         chosen = _chosen(chosen, trainings)
     chosen.sort(key=lambda each: each.created)
     latest = {each.checkpoint: each.identity for each in chosen}
     current = [each for each in chosen if latest[each.checkpoint] == each.identity]
-    notes = []
     if replaced := len(chosen) - len(current):
         notes.append(
             f"{plural(replaced, 'run')} of checkpoints that were written again since are left out"
@@ -135,7 +147,57 @@ def series(
         if not (its.keys() <= datasets.keys() and datasets.keys() >= set(row.missing)):
             datasets |= dict.fromkeys((*its, *row.missing))
     made = Series(rows, list(datasets), groups, notes, aggregates)
-    return made._replace(notes=[*notes, *_without(made)])
+    return made._replace(notes=[*notes, *_changed(made), *_without(made)])
+
+
+def _apart(measured: Sequence[Measured]) -> tuple[list[Measured], list[str]]:
+    """Return runs with trainings told apart that share a folder, and which these are, in words.
+
+    Two checkpoints of one step whose names differ before it, such as `big-step-100` and
+    `small-step-100`, are of two trainings.
+    """
+    of_step: dict[tuple[str, int | None], set[str]] = {}
+    for each in measured:
+        if not each.average:
+            of_step.setdefault((each.training, each.step), set()).add(each.checkpoint)
+    shared: dict[str, set[str]] = {}
+    for (training, step), paths in of_step.items():
+        names = {name_around(path, training, step) for path in paths} if len(paths) > 1 else set()
+        if len(names - {""}) > 1:
+            shared.setdefault(training, set()).update(names - {""})
+    apart = []
+    for each in measured:
+        names = set() if each.average else shared.get(each.training, set())
+        if names and (name := name_around(each.checkpoint, each.training, each.step)):
+            names.add(name)
+            each = each.model_copy(update={"training": f"{each.training}/{name}"})
+        apart.append(each)
+    return apart, [
+        f"{training} has checkpoints of several trainings, by their names: "
+        f"{', '.join(sorted(names)[:5])}"
+        for training, names in sorted(shared.items())
+    ]
+
+
+def _changed(found: Series) -> Iterator[str]:
+    """Yield which datasets have other numbers of items in some checkpoints, and since when."""
+    whole = sorted((row for row in found.rows if not row.decided), key=lambda row: row.created)
+    counts: dict[str, set[int]] = {}
+    for columns, places in by_columns(whole):
+        pick = picker(columns, [line for _, line in places])
+        for name, each in columns.items():
+            counts.setdefault(name, set()).update(pick(each.items))
+    for name in (name for name, its in counts.items() if len(its) > 1):
+        first: dict[int, Row] = {}
+        for row in whole:
+            if name in row.scores:
+                first.setdefault(row.score(name).items, row)
+        before, *after = first
+        since = ", ".join(f"{count:,} since {first[count].name}" for count in after[:3])
+        yield (
+            f"{name} has changed: {plural(before, 'item')}, {since}. Scores before and after may "
+            "differ for that alone"
+        )
 
 
 def _chosen(measured: Sequence[Measured], trainings: Sequence[str]) -> list[Measured]:
@@ -330,12 +392,13 @@ def best(found: Series, by: Column) -> Best:
     sign = 1 if _direction(found, by.datasets[0]) else -1
     values.sort(key=lambda pair: -sign * pair[1].value)
     row, value = values[0]
-    close = [
-        (other, its)
-        for other, its in values[1:]
-        if value.stderr is not None
-        and its.stderr is not None
-        and abs(value.value - its.value) <= _SURE * math.hypot(value.stderr, its.stderr)
-    ]
+
+    def is_close(other: Row, its: Value) -> bool:
+        errors = [v.stderr or by.known_error(r) for r, v in ((row, value), (other, its))]
+        known = [each for each in errors if each is not None]
+        least = _SURE * math.hypot(*known) if len(known) == len(errors) else 0.0
+        return abs(value.value - its.value) <= least
+
+    close = [(other, its) for other, its in values[1:] if is_close(other, its)]
     without = [r for r, its in zip(found.rows, every, strict=True) if its is None]
     return Best(row, value, close, without)

@@ -104,6 +104,13 @@ def log(runs_dir: str, training: str, every: Sequence[Point], target: Target) ->
     if not new:
         return []
     try:
+        noted.add([])
+    except OSError as error:
+        raise UserError(
+            f"nothing is logged to {target.tracker}, since it would be logged again each time: "
+            f"what it was told cannot be noted in {measured.folder(runs_dir)} ({error.strerror})"
+        ) from error
+    try:
         TRACKERS[target.tracker](training, new, target)
     except ImportError as error:
         raise UserError(

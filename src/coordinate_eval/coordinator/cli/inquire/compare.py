@@ -174,6 +174,8 @@ def _verdict(each: Measured) -> str:
 def summary_of(heads: tuple[str, str], found: Comparison) -> str:
     """Return in how many datasets the second run is better and worse."""
     told = [each.verdict for each in found.datasets if each.has_interval]
+    if not told:
+        return f"{heads[1]} against {heads[0]}: no dataset can be compared item by item."
     better, worse = told.count("better"), told.count("worse")
     counts = (
         f"better in {better:,}, worse in {worse:,}, too close in {told.count('no difference'):,}"
@@ -225,9 +227,10 @@ def _show_gate(
         run_dir = find_run(name, settings)
         run = read_run(run_dir)
         found = series([measure(run_dir, run, read_results(run_dir))])
+        before = find_run(against, settings) if against is not None else None
         compared = None
-        if against is not None and policy.compares:
-            compared = compare(find_run(against, settings), run_dir)
+        if before is not None and policy.compares:
+            compared = compare(before, run_dir, anyway=True)
     (row,) = found.rows
     findings = judge(policy, found, row, compared)
     said = decision(findings)
@@ -240,6 +243,7 @@ def _show_gate(
                 "checkpoint": run.checkpoint.path,
                 "against": compared.first.run if compared else None,
                 "decided": row.decided,
+                "warnings": dict(row.warnings),
                 "rules": [each.model_dump(mode="json") for each in findings],
             }
         )
@@ -248,6 +252,8 @@ def _show_gate(
     if row.decided:
         because = in_part(row.decided).replace("stopped", "because it stopped", 1)
         say(f"its scores are of a part of the items, {because}")
+    for words in row.warnings.values():
+        say(words)
     out(f"{said}: {run.checkpoint.path}")
     return _STATUS[said]
 

@@ -128,6 +128,7 @@ def load(settings: Settings) -> tuple[list[Measured], list[str]]:
     from coordinate_eval.coordinator.cli.inquire.runs import readable_runs
     from coordinate_eval.coordinator.report.results import read_results
 
+    unkept = ""
     for run_dir, run in readable_runs(settings, whole, problems):
         try:
             results = read_results(run_dir)
@@ -136,11 +137,22 @@ def load(settings: Settings) -> tuple[list[Measured], list[str]]:
             if before is not None and before.scores == now.scores:
                 continue
             by_run[run.id] = now
-            if results is not None:
-                measured.keep(settings.runs_dir, now)
+            if results is not None and not unkept:
+                unkept = _keep(settings.runs_dir, now)
         except (CoordinateError, OSError) as error:
             problems.append(str(error))
-    return list(by_run.values()), problems
+    return list(by_run.values()), [*problems, *filter(None, [unkept])]
+
+
+def _keep(runs_dir: str, now: Measured) -> str:
+    """Write what a run has measured. Return why it cannot be written, empty if it is."""
+    try:
+        measured.keep(runs_dir, now)
+    except (CoordinateError, OSError) as error:
+        why = getattr(error, "strerror", None) or error
+        home = measured.folder(runs_dir)
+        return f"scores are not kept in {home}, and are lost with their runs: {why}"
+    return ""
 
 
 def history_command(
@@ -221,7 +233,11 @@ def best_command(
 
             out(f"its scores are of a part of the items: {in_part(chosen.row.decided)}")
         if chosen.close:
-            shown = ", ".join(f"{row.name} ({_number(value)})" for row, value in chosen.close[:5])
+            several = len({row.training for row in found.rows}) > 1
+            shown = ", ".join(
+                f"{row.checkpoint if several else row.name} ({_number(value)})"
+                for row, value in chosen.close[:5]
+            )
             more = len(chosen.close) - 5
             out(
                 f"may be as good: {shown}{f' and {more} more' if more > 0 else ''}; "

@@ -20,7 +20,7 @@ from coordinate_eval.coordinator.comparison.compare import Measured, compare, wi
 from coordinate_eval.coordinator.display import drawing, experiment_page
 from coordinate_eval.coordinator.display.experiment_page import Compared, Experiment, names_of
 from coordinate_eval.coordinator.display.run_page import write_report
-from coordinate_eval.coordinator.history.curve import item_error
+from coordinate_eval.coordinator.history.columns import item_error
 from coordinate_eval.coordinator.history.measured import Measured as Kept
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import Series, series

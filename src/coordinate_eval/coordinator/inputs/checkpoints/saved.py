@@ -85,6 +85,19 @@ def training_of(checkpoint: str) -> str:
     return str(_step_and_folder(checkpoint)[1])
 
 
+def name_around(checkpoint: str, training: str, step: int | None) -> str:
+    """Return a checkpoint's name below its training's folder, with `*` for its step and all numbers
+    after it; empty where the name does not tell the step.
+
+    It is `7b-step-*` for `7b-step-100`.
+    """
+    below = checkpoint.removeprefix(training).strip("/")
+    for found in re.finditer(NUMBER, below):
+        if number(found[0]) == step:
+            return below[: found.start()] + re.sub(NUMBER, "*", below[found.start() :])
+    return ""
+
+
 def _step_and_folder(checkpoint: str) -> tuple[int | None, Path]:
     """Return the step that a path tells, and the folder above the part that tells it."""
     path = Path(checkpoint)
