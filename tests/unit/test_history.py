@@ -160,9 +160,9 @@ def test_the_best_of_scores_without_errors_is_named_with_its_equals() -> None:
     assert [row.step for row, _ in best(found, column("a", found)).close] == [2]
 
 
-def named(name: str, step: int, **scores: float) -> Measured:
+def named(name: str, step: int, a: float) -> Measured:
     checkpoint = f"{TRAINING}/{name}"
-    return record(step, **scores).model_copy(update={"checkpoint": checkpoint, "run": name})
+    return record(step, a=a).model_copy(update={"checkpoint": checkpoint, "run": name})
 
 
 def test_trainings_that_share_a_folder_are_told_apart_by_the_names_of_equal_steps(

@@ -187,6 +187,17 @@ def test_nothing_is_logged_that_cannot_be_noted_and_would_be_logged_again(
     assert not board.exists()
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"/ckpts/seven/step-10": 3}'])
+def test_torn_notes_of_what_was_told_are_named(home: Path, tmp_path: Path, content: str) -> None:
+    to = ("--to", "tensorboard", "--dir", str(tmp_path / "board"))
+    logged(home, *to)
+    (notes,) = (home / f".history-{os.geteuid()}").glob("told-*")
+    notes.write_text(content)
+    assert f"{notes}, which has what tensorboard was told, is torn" in str(
+        call(home, "log", TRAINING, *to).exception
+    )
+
+
 def test_a_run_that_has_ended_names_its_training(home: Path, tmp_path: Path) -> None:
     """As `after_run` does."""
     to = ("--to", "tensorboard", "--dir", str(tmp_path / "board"))

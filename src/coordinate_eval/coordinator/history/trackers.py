@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter, ValidationError
+
 from coordinate_eval import _files
 from coordinate_eval.coordinator.history import measured, telling
 from coordinate_eval.coordinator.history.alarms import alarms
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import Series, mean_column
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import RecordError, UserError
 
 STEP = "train/step"
 """The horizontal axis of W&B. Its own step only grows, and a training may go back."""
@@ -28,6 +30,7 @@ _ALARMS = "eval/alarms"
 _PART = "eval/part_of_items"
 """1 where some scores are of a part of the items; 0 once they no longer are."""
 
+_TOLD = TypeAdapter(dict[str, dict[str, int | float]])
 _MOST_OF_A_TAG = 5000  # characters of a tag in MLflow
 _SECONDS = 60  # for a tracker's server to answer
 
@@ -133,9 +136,15 @@ class _Noted:
         folder = None if target.folder is None else str(target.folder.absolute())
         whom = json.dumps([training, target.tracker, target.project, target.run, folder])
         self._path = self._home / f"told-{hashlib.sha256(whom.encode()).hexdigest()[:16]}.json"
-        self._told: dict[str, dict[str, float]] = {}
+        self._told: dict[str, dict[str, int | float]] = {}
         if self._path.exists():
-            self._told = _files.read_json(self._path)
+            try:
+                self._told = _TOLD.validate_python(_files.read_json(self._path))
+            except (RecordError, ValidationError) as error:
+                raise UserError(
+                    f"{self._path}, which has what {target.tracker} was told, is torn: remove it, "
+                    "and all scores are logged again"
+                ) from error
 
     def without_told(self, point: Point) -> Point:
         """Return a point with what is new of it, and nothing if no score is."""
