@@ -14,7 +14,7 @@ from tests.tiny import MAX_LENGTH
 
 PRECISE = {"dtype": "float32"}
 """Arguments of transformers with which the other prompts of a batch do not matter."""
-ENGINE = ("--engine", "transformers", "--engine-args", json.dumps(PRECISE))
+ENGINE = ("--engine", "transformers", "--engine-args", json.dumps(PRECISE), "--max-gpus", "1")
 
 
 def assert_answered(run: Path, datasets: Sequence[str], weights: Path) -> None:

@@ -21,6 +21,10 @@ settings.load_profile("ours")
 # Python looks for cycles after 700 new objects, which takes a tenth of the CPU time of tests here.
 gc.set_threshold(20_000, 50, 100)
 
+# Before torch is loaded, here and in processes that are started. More threads only wait for each
+# other over models this small, and keep cores busy with it that other workers need.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # Tests that import libraries in this process begin as the program does.
 switch_off_telemetry()
 
@@ -36,6 +40,9 @@ _TOGETHER = {
 }
 """Modules that share what a worker imports and starts, and so are on one worker, by their names:
 the start that fails, in the first, would end what an engine of the others has in its process."""
+
+_LONG = {"test_training_faults", "test_guard", "test_runs", "test_faults"}
+"""Modules that wait for many minutes: begun last, they would decide when all have ended."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -72,6 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         files.setdefault(item.path, []).append(item)
     waits = [path for path in files if path.parent.name == "slurm"]
+    waits.sort(key=lambda path: path.stem not in _LONG)
     computes = [path for path in files if path.parent.name != "slurm"]
     turns = itertools.chain.from_iterable(itertools.zip_longest(waits, computes))
     items[:] = [item for path in turns if path for item in files[path]]

@@ -64,11 +64,15 @@ def lm_eval(
             "HF_ALLOW_CODE_EVAL": "1",
             "HF_HUB_OFFLINE": "1",
             "HF_DATASETS_CACHE": f"{out}/datasets",
-            "OMP_NUM_THREADS": "1",
         }
-        subprocess.run(
-            argv, cwd=folder, env=os.environ | environ, capture_output=True, text=True, check=True
-        )
+        try:
+            subprocess.run(
+                argv, cwd=folder, env=os.environ | environ, capture_output=True, text=True,
+                check=True,
+            )  # fmt: skip
+        except subprocess.CalledProcessError as error:
+            error.add_note(error.stderr)
+            raise
         (path,) = Path(out).glob("**/results_*.json")
         found: dict[str, Any] = json.loads(path.read_text())
         found["samples"] = {

@@ -133,11 +133,12 @@ def command(*args: object) -> list[str]:
 def until(holds: Callable[[], T], what: str, run: Path | None = None) -> T:
     """Wait until something is the case; its value. A failure has what `run`'s supervisors said."""
     end = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < end:
+    while (asked := time.monotonic()) < end:
         value = holds()
         if value:
             return value
-        time.sleep(0.2)  # what is asked may be a scheduler, or all processes
+        # What is asked may be a scheduler, all processes, or a command that takes a second.
+        time.sleep(max(0.2, 2 * (time.monotonic() - asked)))
     logs = sorted(run.glob("logs/*super*.log")) if run else []
     said = "\n".join(log.read_text(errors="replace") for log in logs)
     raise AssertionError(f"not in {PATIENCE_SECONDS:g} s: {what}\n{said}")

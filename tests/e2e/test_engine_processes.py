@@ -90,7 +90,6 @@ def test_it_reads_hostile_checkpoints_and_ends_at_a_signal_beside_broken_package
         "-P", "-c", _REQUESTS + _STOPPED, name, good, *places.values(),
         home=tmp_path,
         PYTHONPATH=os.pathsep.join([str(broken), *filter(None, sys.path)]),
-        OMP_NUM_THREADS="1",
         # vLLM keeps what it has seen of a class of models; here it looks for the first time.
         VLLM_CACHE_ROOT=str(tmp_path / "vllm"),
     )  # fmt: skip
@@ -109,7 +108,6 @@ def test_it_fails_when_the_process_that_schedules_is_killed(tmp_path: Path) -> N
     environ = {
         # As on several GPUs. There, each has a process besides.
         OWN_PROCESSES: "1",
-        "OMP_NUM_THREADS": "1",
         "VLLM_CACHE_ROOT": str(shared_folder() / "vllm"),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }

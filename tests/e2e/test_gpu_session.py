@@ -19,7 +19,7 @@ def session(folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "scripts/gpu_session.py", "--short", *map(str, (*places, *options))],
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "VLLM_CACHE_ROOT": str(shared_folder() / "vllm")},
+        env=os.environ | {"VLLM_CACHE_ROOT": str(shared_folder() / "vllm")},
         capture_output=True,
         text=True,
         check=False,

@@ -93,17 +93,6 @@ def _train_tokenizer(texts: list[str], folder: Path) -> PreTrainedTokenizerFast:
     return fast
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """More threads than idle cores make a tiny model slower, not faster."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of two layers that has learnt some of the fixtures."""

@@ -57,7 +57,6 @@ def socket(model: Path) -> Iterator[str]:
     environ = os.environ | {
         "VLLM_CACHE_ROOT": str(shared_folder() / "vllm"),
         "VLLM_NO_USAGE_STATS": "1",
-        "OMP_NUM_THREADS": "1",
     }
     with log.open("wb") as out:
         server = subprocess.Popen(

@@ -59,14 +59,6 @@ def jobs_of(run: Path) -> list[int]:
     return [pid for job in JOBS for pid in processes(job, str(run))]
 
 
-def ended(process: subprocess.Popen[str], status: int) -> str:
-    """Wait for a command to end with this status, and return its standard output."""
-    out, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == status, err
-    assert "Traceback" not in err
-    return out
-
-
 def test_asking_again_runs_nothing(
     user: Workspace, finished: Path, expected: dict[str, Any]
 ) -> None:
@@ -92,36 +84,10 @@ def test_every_request_is_answered_once(finished: Path) -> None:
     assert results(finished)["items"] == {index["dataset"]: index["items"] for index in indices}
 
 
-def test_killed_jobs_lose_nothing(user: Workspace, expected: dict[str, Any]) -> None:
+def test_what_is_killed_and_interrupted_loses_nothing(
+    user: Workspace, expected: dict[str, Any]
+) -> None:
     run, pause = user.folder / "killed", user.pause("killed")
-    supervisor = user.start(*asked(user, run, pause.args), "--json")
-    begun(run)
-    for job in ("_trial", "_keep"):
-        kill(processes(job, str(run))[:1])
-    pause.end()
-    assert json.loads(ended(supervisor, 0))["results"] == expected
-    nothing_is_left(user, run)
-
-
-def test_a_killed_supervisor_takes_its_jobs_along_and_is_asked_again(
-    user: Workspace, expected: dict[str, Any]
-) -> None:
-    run, pause = user.folder / "killed supervisor", user.pause("killed supervisor")
-    supervisor = user.start(*asked(user, run, pause.args))
-    begun(run)
-    supervisor.kill()
-    supervisor.communicate()
-    until(lambda: not jobs_of(run), "an end of its jobs")
-    pause.end()
-    user.call(*asked(user, run, pause.args), "--json")
-    assert scores(run) == expected
-    nothing_is_left(user, run)
-
-
-def test_an_interrupted_run_leaves_nothing_and_is_resumed(
-    user: Workspace, expected: dict[str, Any]
-) -> None:
-    run, pause = user.folder / "interrupted", user.pause("interrupted")
     # In a group of its own, all of which hears of Ctrl-C, as at a terminal.
     supervisor = subprocess.Popen(
         command(*asked(user, run, pause.args)),
@@ -135,6 +101,9 @@ def test_an_interrupted_run_leaves_nothing_and_is_resumed(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     begun(run)
+    killed = [pid for job in ("_trial", "_keep") for pid in processes(job, str(run))[:1]]
+    kill(killed)
+    until(lambda: set(processes("_trial", str(run))) - {*killed}, "a trial that goes on", run)
     os.killpg(supervisor.pid, signal.SIGINT)
     _, err = supervisor.communicate(timeout=PATIENCE_SECONDS)
     assert supervisor.returncode == 130, err
@@ -142,8 +111,14 @@ def test_an_interrupted_run_leaves_nothing_and_is_resumed(
     assert "Traceback" not in err
     nothing_is_left(user, run)
     assert not (run / "results.json").exists()
+
+    supervisor = user.start("resume", run)
+    until(lambda: processes("_trial", str(run)), "a trial", run)
+    supervisor.kill()
+    supervisor.communicate()
+    until(lambda: not jobs_of(run), "an end of its jobs")
     pause.end()
-    done = user.call("resume", run, "--json")
+    done = user.call(*asked(user, run, pause.args), "--json")
     assert json.loads(done.stdout)["results"] == expected
     nothing_is_left(user, run)
 

@@ -24,7 +24,6 @@ ENVIRON = {
     "VLLM_CACHE_ROOT": str(shared_folder() / "vllm"),
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
 }
 
 

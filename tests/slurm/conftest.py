@@ -69,6 +69,14 @@ def cluster(slurm_cluster: DevCluster) -> Iterator[SlurmCluster]:
     until(_emptied, "an empty cluster")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def left_empty() -> Iterator[None]:
+    """No module meets jobs of another one on the cluster of the session."""
+    yield
+    if "SLURM_CONF" in os.environ:
+        until(_emptied, "an empty cluster")
+
+
 def _emptied() -> bool:
     """Cancel what squeue lists, those first that wait, so that none begins in place of another.
 

@@ -59,6 +59,14 @@ class Training:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
+    def await_end(self) -> None:
+        """Wait until the guard does nothing more: the training is complete."""
+        until(
+            lambda: list(self.user.folder.glob("runs/guards/*/over.json")),
+            "the end of the training",
+        )
+        assert self.status()["state"] == "complete"
+
     def ends(self) -> list[str]:
         return [each["what"] for each in self.status()["attempts"]]
 
@@ -83,7 +91,7 @@ def test_a_training_comes_to_its_end_through_every_kind_of_fault(
     }
     training = Training(tmp_path, faults, silent_seconds=5, last_step=None)
     training.user.call(*training.args)
-    until(lambda: training.status()["state"] == "complete", "the end of the training")
+    training.await_end()
     assert training.ends() == [
         "failed",
         "hung",
@@ -116,10 +124,10 @@ def test_a_bad_node_is_drained_and_fewer_nodes_do(
     bad = ""
     try:
         training.user.call(*training.args)
-        until(lambda: len(training.status()["attempts"]) == 4, "the fourth attempt")
+        until(lambda: list(tmp_path.glob("runs/guards/*/attempts/4.json")), "the fourth attempt")
         (bad,) = training.status()["attempts"][1]["tested"]["bad"]
         slurm("scancel", taken)
-        until(lambda: training.status()["state"] == "complete", "the end of the training")
+        training.await_end()
         never, failed, again, last = training.status()["attempts"]
         assert (never["what"], again["what"]) == ("did not start in time",) * 2
         assert failed["tested"]["words"].endswith(f"drained: {failed['tested']['bad'][0]}")
@@ -139,7 +147,7 @@ def test_a_guard_whose_job_is_warned_or_requeued_is_followed_by_the_next(
     training = Training(tmp_path, {1: {"kind": "wait", "at": 15}})
     begun = training.user.call(*training.args, "--json")
     first = json.loads(begun.stdout)["job"]
-    until(lambda: training.status()["attempts"][:1] and training.saves.exists(), "the training")
+    until(training.saves.exists, "the training")
     slurm("scancel", "--signal=USR1", "--batch", first)
     until(lambda: training.status()["guard"] not in ("none", f"job {first}"), "the next guard")
     until(lambda: first not in slurm("squeue", "-h", "-o", "%i").split(), "the end of the first")
@@ -150,7 +158,7 @@ def test_a_guard_whose_job_is_warned_or_requeued_is_followed_by_the_next(
     slurm("scontrol", "update", f"jobid={second}", "starttime=now")
     until(lambda: second in slurm("squeue", "-h", "-t", "R", "-o", "%i").split(), "its next start")
     (tmp_path / "go").touch()
-    until(lambda: training.status()["state"] == "complete", "the end of the training")
+    training.await_end()
     assert training.ends() == ["finished"]
     training.check_weights()
     until(lambda: not queue(), "an empty cluster")
@@ -204,7 +212,7 @@ def test_first_signals_are_asked_for_before_a_training_goes_back(
         tmp_path, {1: {"kind": "diverge", "at": 85}}, tiny_model(), last=400, suite=str(suite)
     )
     training.user.call(*training.args, "--obey", "rollback")
-    until(lambda: training.status()["state"] == "complete", "the end of the training")
+    training.await_end()
     assert training.ends() == ["rolled back", "finished"]
     first, second = training.status()["attempts"]
     assert first["evaluated"] == "first signals: " + ", ".join(

@@ -101,29 +101,24 @@ def test_asking_again_runs_nothing(undisturbed: Undisturbed) -> None:
     assert queue() == []
 
 
-@pytest.mark.parametrize(
-    ("jobs", "traces"),
-    [
-        # All trials: another round begins.
-        (["_trial", "_supervise"], ["rounds/1.json", "supervisor/2.json"]),
-        # The keeper's weights are the trials' to remove.
-        (["_keep", "_score"], ["stage/0-*.json", "jobs/*-score1.json"]),
-    ],
-    ids=lambda names: "".join(names) if names[0].startswith("_") else "",
-)
 def test_whatever_is_killed_the_scores_are_the_same(
-    workspace: Workspace, expected: dict[str, Any], jobs: list[str], traces: list[str]
+    workspace: Workspace, expected: dict[str, Any]
 ) -> None:
-    run, pause = paused(workspace, f"killed{''.join(jobs)}")
+    run, pause = paused(workspace, "killed")
     planned = json.loads((run / "rounds" / "0.json").read_text())["nodes"]
     trials = sum(node["trials"] for node in planned)
     # If a trial began later and went on, there would be no other round.
     until(lambda: len(list(run.glob("trials/*.json"))) == trials, "all trials", run)
-    for job in jobs:
+    for job in ("_trial", "_supervise"):
+        kill(until(partial(processes, job, str(run)), f"a {job}"))
+    until(lambda: list(run.glob("stage/1-*.json")), "another round", run)
+    until(lambda: len(list(run.glob("trials/*.json"))) > trials, "its trials", run)
+    # The keeper's weights are the trials' to remove.
+    for job in ("_keep", "_score"):
         kill(until(partial(processes, job, str(run)), f"a {job}"))
     pause.end()
     assert scores(run) == expected
-    for trace in traces:
+    for trace in ("rounds/1.json", "supervisor/2.json", "jobs/*-score1.json"):
         assert list(run.glob(trace)), trace
     all_gone(workspace)
 

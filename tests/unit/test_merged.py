@@ -211,11 +211,6 @@ def differ(found: Merged, expected: dict[str, Any]) -> dict[str, float]:
     return differences
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)  # of tensors this small, more of them only wait for each other
-
-
 @pytest.mark.parametrize(
     ("variant", "dtype"),
     [(variant, "bfloat16") for variant in VARIANTS]
