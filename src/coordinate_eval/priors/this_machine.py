@@ -7,7 +7,12 @@ from pathlib import Path
 
 
 def storage_of(path: str) -> str:
-    """Return the mount point of the file system of a path: copies from one have similar rates."""
+    """Return the mount point of the file system of a path: copies from one have similar rates.
+
+    Of a URL, it is the bucket.
+    """
+    if "://" in path:
+        return "/".join(path.split("/")[:3])
     folder = Path(path).resolve()
     while not folder.is_mount() and folder != folder.parent:
         folder = folder.parent

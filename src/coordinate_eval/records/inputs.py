@@ -141,6 +141,11 @@ class Checkpoint(ModelCosts):
         return self.format.converted or self.mapping is not None
 
     @property
+    def remote(self) -> bool:
+        """Return whether weights of it are in an object store, and have URLs for paths."""
+        return any("://" in name for name in self.all_weights)
+
+    @property
     def reads(self) -> float:
         """Return the bytes that are read for each byte of the weights that engines get."""
         if not self.parts:

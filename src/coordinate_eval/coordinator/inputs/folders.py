@@ -193,7 +193,7 @@ def folder_for_tasks(folder: str, checkpoint: Checkpoint) -> str:
             return ""
     except OSError:
         return ""
-    holds = {Path(name).resolve().parent for name in checkpoint.all_files}
+    holds = {Path(name).resolve().parent for name in checkpoint.all_files if name.startswith("/")}
     return "" if any(place.is_relative_to(each) for each in holds) else folder
 
 

@@ -120,7 +120,7 @@ def read_inputs(
 def _inspect(what: Path | Members, settings: Settings, **given: Path | None) -> Checkpoint:
     """Return the checkpoint. What a run that waits cannot use yet may still be being written."""
     try:
-        return checkpoints.inspect(what, **given)
+        return checkpoints.inspect(what, **given, cache=Path(settings.cache_dir).expanduser())
     except UserError as error:
         paths = what.paths if isinstance(what, Members) else [what]
         if settings.queue and any(map(saved.is_young, paths)):

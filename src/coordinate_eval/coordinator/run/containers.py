@@ -85,7 +85,8 @@ def container_of(run: Run, run_dir: RunDir, kind: Kind) -> Container | None:
     settings, checkpoint = run.settings, run.checkpoint
     if settings.container.image_of(kind) is None:
         return None
-    read = [checkpoint.path, *checkpoint.all_files, str(run.lease)]
+    read = [name for name in (checkpoint.path, *checkpoint.all_files) if name.startswith("/")]
+    read.append(str(run.lease))
     if kind in ("build", "score"):  # they run tasks
         read += [*run.suite.include_path, *filter(None, [run.folder])]
     if settings.judge.checkpoint and kind == "judge":

@@ -24,6 +24,7 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     finding,
     guard,
     reading,
+    remote,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.names import mapping as mappings
@@ -119,6 +120,7 @@ def examine(
     check_against: Path | None = None,
 ) -> _Report:
     """Return what can be told of a checkpoint, whether it is one or not."""
+    path = remote.located(path)
     report = _Report(str(path), step=step_of(str(path.absolute())))
     stand_ins = {"config": config, "tokenizer": tokenizer}
     found: Checkpoint | None = None
@@ -142,7 +144,7 @@ def examine(
     with contextlib.suppress(UserError, OSError):
         if found is not None:
             stored = reading.source(found.model_copy(update={"mapping": None})).tensors
-            weights = list(map(Path, found.weights or found.all_weights))
+            weights = list(map(remote.located, found.weights or found.all_weights))
             report.format = found.format.value
         else:
             raw = finding.find(path)

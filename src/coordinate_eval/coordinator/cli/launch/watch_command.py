@@ -135,11 +135,17 @@ def watch_command(
     from coordinate_eval.coordinator.cli.launch.cron import cron_job
     from coordinate_eval.coordinator.cli.launch.watch import Watch
     from coordinate_eval.coordinator.cli.output import say
+    from coordinate_eval.coordinator.inputs.checkpoints import remote
     from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved
     from coordinate_eval.coordinator.planning.new_run import Inputs, read_inputs
 
     if (as_json or dry_run) and not once:
         raise UserError("--json and --dry-run tell of one look: add --once")
+    if folder is not None and isinstance(remote.located(folder), remote.RemotePath):
+        raise UserError(
+            f"{remote.located(folder)} is in a store, and only folders of a file system are "
+            "watched. Call `coordinate-eval URL` for each checkpoint, such as at the end of a save"
+        )
     if log is not None:
         streams.log_to(log, "requests" if folder is None else quoted(folder))
     settings, suite = dataclasses.replace(asked, queue=True).load(settings_file)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import yaml
 
 from coordinate_eval._format import brief, plural
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, remote
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source, blocks, bytes_of
 from coordinate_eval.coordinator.inputs.checkpoints.merged import Merged
@@ -193,6 +193,11 @@ class Members(NamedTuple):
         It is in the folder that all are in. Its name has the first and the last of them, and what
         tells other members and weights.
         """
+        if any(isinstance(path, remote.RemotePath) for path in map(remote.located, self.paths)):
+            raise UserError(
+                "an average is of checkpoints in a file system, and one of these is in a store. "
+                "Copy them where compute nodes see them, and give those paths"
+            )
         whole = [os.path.realpath(path) for path in self.paths]
         folder = os.path.commonpath([os.path.dirname(each) for each in whole])  # noqa: PTH120
         first, last = (

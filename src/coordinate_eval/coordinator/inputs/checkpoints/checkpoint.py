@@ -10,11 +10,12 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
+
+import platformdirs
 
 from coordinate_eval import _format
 from coordinate_eval._text_config import text_config
@@ -25,7 +26,9 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     config_file,
     finding,
     folder_file,
+    kept_files,
     reading,
+    remote,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.average import Members
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
@@ -56,6 +59,7 @@ def inspect(
     tokenizer: Path | None = None,
     mapping: Path | None = None,
     base: Path | None = None,
+    cache: Path | None = None,
 ) -> Checkpoint:
     """Describe a checkpoint: a folder, a .pt, .pth or .bin file, or an average.
 
@@ -65,12 +69,15 @@ def inspect(
     `tokenizer` (a file, or its folder) are used instead of those of the checkpoint, and `base`
     instead of the one that an adapter names. `mapping` is the user's own, from the names of tensors
     to those of Hugging Face; else a shipped one is taken if the names are those of a trainer.
-    What is not given may be in a `coordinate-eval.yaml`.
+    What is not given may be in a `coordinate-eval.yaml`. Of a checkpoint in a store, small files
+    are copied into a folder in `cache`, by default this user's.
 
     Raises:
         UserError: A file is missing, torn, malformed, unreadable, or would run code.
     """
-    found = _inspect(what, _Given(config, tokenizer, mapping, base), _Opened((), []))
+    remote.forget()
+    cache = cache or Path(platformdirs.user_cache_dir("coordinate-eval"))
+    found = _inspect(what, _Given(config, tokenizer, mapping, base), _Opened((), [], cache))
     if base is not None and not _has_adapter(found):
         raise UserError(
             f"{found.path} is no adapter, and --base names what adapters are merged into: leave "
@@ -81,7 +88,7 @@ def inspect(
 
 def _inspect(what: Path | Members, given: "_Given", above: "_Opened") -> Checkpoint:
     config, tokenizer, mapping, _ = given
-    path = what.paths[-1] if isinstance(what, Members) else what
+    path = remote.located(what.paths[-1] if isinstance(what, Members) else what)
     with _words_of(path):
         if isinstance(what, Members):
             return _average(what.place, what, given, above.within(what.place))
@@ -108,7 +115,7 @@ def _inspect(what: Path | Members, given: "_Given", above: "_Opened") -> Checkpo
             *finding.find_tokenizer(place, beside, tokenizer),
         }
         finding.check_weights(weights)
-        sides = sorted(files, key=lambda file: file.name)
+        sides = kept_files.local(sorted(files, key=lambda file: file.name), above.cache)
         return _described(place, kind, weights, sides, mapping=mapping)
 
 
@@ -127,16 +134,18 @@ class Made(Protocol):
 
 def named(checkpoint: Made) -> Path | Members:
     """Return what `inspect` describes as this checkpoint."""
-    path = Path(checkpoint.path)
+    path = remote.located(checkpoint.path)
     if checkpoint.format is not CheckpointFormat.AVERAGE or path.suffix in average.SUFFIXES:
         return path
-    return Members([Path(part.path) for part in checkpoint.parts], list(checkpoint.shares))
+    return Members(
+        [remote.located(part.path) for part in checkpoint.parts], list(checkpoint.shares)
+    )
 
 
 def base_of(checkpoint: Made) -> Path | None:
     """Return the base that an adapter, or all those of an average, are merged into."""
     if checkpoint.format is CheckpointFormat.ADAPTER:
-        return Path(checkpoint.parts[0].path)
+        return remote.located(checkpoint.parts[0].path)
     bases = set(filter(None, map(base_of, checkpoint.parts)))
     return bases.pop() if len(bases) == 1 else None
 
@@ -168,6 +177,8 @@ class _Opened(NamedTuple):
     """The checkpoints that this one is a part of."""
     all: list[Path]
     """All checkpoints that were opened so far."""
+    cache: Path
+    """The folder in which small files of stores are kept."""
 
     def within(self, place: Path) -> "_Opened":
         """Return the same for the parts of a checkpoint.
@@ -182,7 +193,7 @@ class _Opened(NamedTuple):
                 f"of averages and adapters, or of more than {_MOST_PARTS:,} checkpoints: it comes "
                 f"to {place} again or too late. Name the checkpoints themselves"
             )
-        return _Opened((*self.above, place), self.all)
+        return _Opened((*self.above, place), self.all, self.cache)
 
 
 @contextlib.contextmanager
@@ -333,8 +344,9 @@ def _described(
 
 def unchanged(checkpoint: Checkpoint) -> bool:
     """Return whether names, sizes and times of the files are still as inspected."""
+    remote.forget()
     try:
-        weights, files = map(Path, checkpoint.weights), map(Path, checkpoint.files)
+        weights, files = map(remote.located, checkpoint.weights), map(Path, checkpoint.files)
         mixed = checkpoint.parts, checkpoint.shares
         now = _identity(list(weights), list(files), checkpoint.mapping, *mixed)
         return now == checkpoint.identity and all(map(unchanged, checkpoint.parts))
@@ -346,7 +358,7 @@ def is_deleted(names: Iterable[str]) -> bool:
     """Return whether one of these files is surely not there. Storage that fails tells nothing."""
     for name in names:
         try:
-            os.lstat(name)
+            remote.located(name).lstat()
         except FileNotFoundError:
             return True
         except OSError:
@@ -389,14 +401,19 @@ def _identity(
     total = math.fsum(shares)
     for part, share in zip_longest(parts, shares):
         digest.update(json.dumps([part.identity, share and share / total]).encode())
-    found = [(file.name, file.stat()) for file in weights]
+    found = [_as_now(file) for file in weights]
     # In whatever folders they are, since a run may read links to them.
-    for each in sorted([name, status.st_size, status.st_mtime_ns] for name, status in found):
+    for each in sorted(found):
         digest.update(json.dumps(each).encode())
     for file in sorted(files, key=lambda file: file.name):
         content = hashlib.sha256(checkpoint_files.read(file)).hexdigest()
         digest.update(json.dumps([file.name, content]).encode())
     return digest.hexdigest()
+
+
+def _as_now(file: Path) -> list[int | str]:
+    found = file.stat()
+    return [file.name, found.st_size, checkpoint_files.version(file, found)]
 
 
 def staged_bytes(checkpoint: Checkpoint) -> int:

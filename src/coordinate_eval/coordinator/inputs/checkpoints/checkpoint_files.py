@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from coordinate_eval import _format, _owner
+from coordinate_eval.coordinator.inputs.checkpoints import remote
 from coordinate_eval.errors import UserError
 
 HEAD_BYTES: Final = 1024
@@ -117,6 +118,9 @@ MOST_SIDE_BYTES_IN_ALL: Final = 256 << 20
 
 _CHUNK_BYTES = 1 << 20
 
+Opened = FileIO | remote.RemoteFile
+"""An open file of a checkpoint: its bytes are read at offsets, wherever it lies."""
+
 
 def present(folder: Path, names: Iterable[str]) -> list[Path]:
     """Return which of these files a folder has. A link that leads nowhere does not count."""
@@ -124,7 +128,7 @@ def present(folder: Path, names: Iterable[str]) -> list[Path]:
 
 
 @contextmanager
-def opened(path: Path, *, weights: bool = False) -> Iterator[FileIO]:
+def opened(path: Path, *, weights: bool = False) -> Iterator[Opened]:
     """Open a file of a checkpoint for reading, unbuffered. Its folder is the checkpoint's.
 
     What is checked is the open file, so that nothing can be put in its place. Of `weights` nothing
@@ -135,6 +139,9 @@ def opened(path: Path, *, weights: bool = False) -> Iterator[FileIO]:
             not everybody who can read the folder can read.
         OSError: It cannot be opened.
     """
+    if isinstance(path, remote.RemotePath):
+        yield remote.opened(path, weights=weights)
+        return
     _check_regular(path, path.stat())  # opening a device may already do something
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with FileIO(descriptor) as file:
@@ -144,9 +151,29 @@ def opened(path: Path, *, weights: bool = False) -> Iterator[FileIO]:
         yield file
 
 
-def open_path(file: FileIO) -> str:
-    """Return a path of an open file, for libraries that open files themselves."""
-    return f"/proc/self/fd/{file.fileno()}"
+@contextmanager
+def open_path(file: Opened, length: int) -> Iterator[str]:
+    """Yield a path of an open file, for libraries that open files themselves.
+
+    Of a file in a store, only the first `length` bytes are there.
+    """
+    if isinstance(file, FileIO):
+        yield f"/proc/self/fd/{file.fileno()}"
+        return
+    with FileIO(os.memfd_create("head"), "r+") as head:
+        head.truncate(file.size)
+        head.write(file.pread(length, 0))
+        yield f"/proc/self/fd/{head.fileno()}"
+
+
+def size(file: Opened) -> int:
+    """Return the bytes of an open file."""
+    return os.fstat(file.fileno()).st_size if isinstance(file, FileIO) else file.size
+
+
+def pread(file: Opened, count: int, at: int) -> bytes:
+    """Return bytes of an open file from `at` on."""
+    return os.pread(file.fileno(), count, at) if isinstance(file, FileIO) else file.pread(count, at)
 
 
 def read(path: Path, most: int = MOST_SIDE_BYTES) -> bytes:
@@ -205,8 +232,22 @@ def copy(path: Path, target: Path, change: Callable[[bytes], bytes]) -> None:
             writer.write(change(content))
 
 
-def _content(path: Path, file: FileIO, most: int) -> bytes:
-    check_size(path, os.fstat(file.fileno()).st_size, most)
+def read_into(file: Opened, target: memoryview, at: int) -> int:
+    """Read bytes of an open file from `at` on. Return how many there were."""
+    if isinstance(file, FileIO):
+        return os.preadv(file.fileno(), [target], at)
+    found = file.pread(len(target), at)
+    target[: len(found)] = found
+    return len(found)
+
+
+def version(path: Path, found: os.stat_result) -> int | str:
+    """Return what tells whether a file was written again."""
+    return path.version() if isinstance(path, remote.RemotePath) else found.st_mtime_ns
+
+
+def _content(path: Path, file: Opened, most: int) -> bytes:
+    check_size(path, size(file), most)
     content = bytearray()
     while part := file.read(_CHUNK_BYTES):
         content += part

@@ -4,7 +4,6 @@ Files that are missing, torn or still being written are reported before anything
 """
 
 import contextlib
-import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     config_file,
     folder_file,
     reading,
+    remote,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.formats import (
     dcp_metadata,
@@ -28,17 +28,6 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Sourc
 from coordinate_eval.coordinator.inputs.checkpoints.model.layers import LAYERS
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import CheckpointFormat
-
-_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)  # a path has one slash of the two
-_STORES = {
-    "s3": ("mount-s3, s3fs", "aws s3 cp --recursive"),
-    "gs": ("gcsfuse", "gcloud storage cp --recursive"),
-    "gcs": ("gcsfuse", "gcloud storage cp --recursive"),
-    "az": ("blobfuse2", "azcopy copy --recursive"),
-    "abfs": ("blobfuse2", "azcopy copy --recursive"),
-    "hf": ("hf-mount", "hf download"),
-}
-"""Programs that mount what a URL names, and that copy it."""
 
 
 class Found(NamedTuple):
@@ -67,6 +56,7 @@ def find_beside(
     path: Path, *, config: Path | None = None, tokenizer: Path | None = None
 ) -> tuple[Path | None, list[Path]]:
     """Return the config of a checkpoint and the files of its tokenizer, where they are found."""
+    path = remote.located(path)
     place = resolve(path)
     beside = [*([place] if place.is_dir() else []), place.parent, path.absolute().parent]
     told = folder_file.of(place)
@@ -214,13 +204,17 @@ def _where_to_look(place: Path, beside: list[Path], given: Path | None) -> tuple
 
 def resolve(path: Path) -> Path:
     """Return where a checkpoint is, without links: of safetensors and an index, their folder."""
+    path = remote.located(path)
     try:
         if path.name.endswith((".safetensors", ".index.json")) and path.is_file():
             path = path.absolute().parent
         place = path.resolve(strict=True)
     except FileNotFoundError as error:
-        if found := _URL.match(str(path)):
-            raise UserError(_in_a_store(*found.groups())) from error
+        if isinstance(path, remote.RemotePath):
+            raise UserError(
+                f"checkpoint {path} does not exist: the store has no such bucket, or nothing under "
+                "that key. Check the name, and whether the save has ended"
+            ) from error
         raise UserError(
             f"checkpoint {path} does not exist. Check the path, and whether this machine "
             "mounts the file system it is on"
@@ -231,23 +225,13 @@ def resolve(path: Path) -> Path:
     return place
 
 
-def _in_a_store(scheme: str, place: str) -> str:
-    """Return words about a URL. What it says of credentials is not repeated."""
-    place = re.sub(r"^[^/]*@|[?#].*", "", place)
-    mount, copy = _STORES.get(scheme, ("rclone mount", "rclone copy"))
-    return (
-        f"{scheme}://{place} is not in a file system, and checkpoints are read from files. Mount "
-        f"it where login and compute nodes see it ({mount}), or copy it there ({copy}), and give "
-        "that path"
-    )
-
-
 def check_weights(weights: Sequence[Path]) -> None:
     """Check the first bytes of each weight file.
 
     Raises:
         UserError: A file is empty, or something else stands in its place.
     """
+    remote.read_heads(weights)
     for file in weights:
         checkpoint_files.check_link(file)
         with checkpoint_files.opened(file, weights=True) as opened:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from coordinate_eval import _format, _owner, _user_files
+from coordinate_eval.coordinator.inputs.checkpoints import remote
 from coordinate_eval.coordinator.inputs.suites.located_yaml import Source, located, only, wrong
 from coordinate_eval.errors import ForeignError
 
@@ -53,6 +54,8 @@ def of(place: Path) -> FolderFile:
     Raises:
         UserError: It is malformed; names file and line.
     """
+    if isinstance(place, remote.RemotePath):  # whose files they are is not known
+        return FolderFile()
     folder = place if place.is_dir() else place.parent
     owner = folder.stat().st_uid
     for above in (folder, *folder.parents[:_ABOVE]):

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from coordinate_eval.coordinator.inputs.checkpoints import reading
+from coordinate_eval.coordinator.inputs.checkpoints import reading, remote
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES
 from coordinate_eval.records import Checkpoint
@@ -76,7 +76,7 @@ def bytes_of_nodes(checkpoint: Checkpoint, nodes: int) -> list[int]:
     if index_of(checkpoint) is None:
         return [checkpoint.bytes] * nodes
     return [
-        sum(Path(file).stat().st_size for file in files_of_node(checkpoint, place, nodes))
+        sum(remote.located(file).stat().st_size for file in files_of_node(checkpoint, place, nodes))
         for place in range(nodes)
     ]
 

@@ -11,6 +11,7 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     average,
     config_file,
     merged,
+    remote,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.formats import (
     dcp,
@@ -69,7 +70,8 @@ def source(checkpoint: Checkpoint) -> Source:
     Raises:
         UserError: A file is torn, or not what its name says.
     """
-    weights, files = list(map(Path, checkpoint.weights)), list(map(Path, checkpoint.files))
+    weights = [remote.located(name) for name in checkpoint.weights]
+    files = list(map(Path, checkpoint.files))
     if checkpoint.parts:
         return open_mixed(checkpoint.format, weights, checkpoint.parts, checkpoint.shares)
     opened = stored(checkpoint.format, weights, files)

@@ -17,7 +17,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, remote
 from coordinate_eval.coordinator.inputs.checkpoints.formats import dcp
 from coordinate_eval.errors import UserError
 
@@ -100,7 +100,7 @@ def name_around(checkpoint: str, training: str, step: int | None) -> str:
 
 def _step_and_folder(checkpoint: str) -> tuple[int | None, Path]:
     """Return the step that a path tells, and the folder above the part that tells it."""
-    path = Path(checkpoint)
+    path = remote.located(checkpoint)
     places = [path, path.parent]
     if not any(map(str.isdecimal, path.name + path.parent.name)):
         places.append(path.parent.parent)

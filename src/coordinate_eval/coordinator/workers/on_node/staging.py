@@ -13,6 +13,7 @@ sizes and lack what they held, so none of them is used.
 import contextlib
 import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -24,8 +25,14 @@ from pydantic import Field
 from coordinate_eval import _files
 from coordinate_eval._format import size
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoints import clean_files, guard, pipeline, reading
-from coordinate_eval.coordinator.workers.on_node import convert, node_memory
+from coordinate_eval.coordinator.inputs.checkpoints import (
+    clean_files,
+    guard,
+    pipeline,
+    reading,
+    remote,
+)
+from coordinate_eval.coordinator.workers.on_node import convert, fetching, node_memory
 from coordinate_eval.coordinator.workers.on_node.copying import copy_files
 from coordinate_eval.coordinator.workers.signals import ignore_signals
 from coordinate_eval.errors import CoordinateError, UserError
@@ -33,6 +40,7 @@ from coordinate_eval.records import Checkpoint, Record, schema
 
 _MANIFEST = "manifest.json"
 _BEGUN = ".converting"  # while a checkpoint is converted: its identity, and the node's boot
+_WEIGHTS = re.compile(r"\.safetensors(?:\.(?:part|ranges))?$")  # whole, or fetched in part
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 SPARE_BYTES = 4 * 2**30
@@ -167,15 +175,16 @@ def _boot() -> str:
 def _empty(folder: Path, source: Checkpoint) -> None:
     """Make a folder, with nothing in it but converted files that a killed process left whole."""
     begun, whose = folder / _BEGUN, f"{source.identity} {_boot()}"
+    goes_on = source.converted or source.remote
     kept: set[Path] = set()
-    if source.converted and begun.is_file() and begun.read_text() == whose:
-        kept = set(folder.glob("*.safetensors"))
+    if goes_on and begun.is_file() and begun.read_text() == whose:
+        kept = {each for each in folder.iterdir() if _WEIGHTS.search(each.name)}
     else:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     for path in set(folder.iterdir()) - kept:
         path.unlink()
-    if source.converted:
+    if goes_on:
         begun.write_text(whose)
 
 
@@ -192,6 +201,8 @@ def _copy_all(
     whether the weights are only linked, since they are larger than `most_bytes`, or than the room
     that there is, which is said in the log.
     """
+    if source.remote:
+        _check_unchanged(source)
     clean_files.copy(source.files, folder)
     linked = False
     if source.converted:
@@ -205,15 +216,10 @@ def _copy_all(
         needed = None if part[1] == 1 else pipeline.needed_of(source, opened.tensors, *part)
         guard.check_tied(source, opened)
         guard.check_finite(source.path, convert.write(opened, folder, report, needed))
-        (folder / _BEGUN).unlink()
     else:
         linked = _copy_or_link(source, part, folder, report, most_bytes)
-    if not checkpoints.unchanged(source):
-        _check_there(source)
-        raise UserError(
-            f"checkpoint {source.path} changed while it was copied; "
-            "submit it again when it is completely saved"
-        )
+    (folder / _BEGUN).unlink(missing_ok=True)
+    _check_unchanged(source)
     sizes = {f.name: f.stat().st_size for f in folder.iterdir()}
     manifest = Manifest(identity=source.identity, sizes=sizes, boot=_boot())
     _files.write_record(folder / _MANIFEST, manifest)
@@ -230,13 +236,27 @@ def _copy_or_link(
     files = pipeline.files_of_node(source, *part)
     if len(files) < len(source.weights):
         pipeline.shorten_index(folder, files)
-    needed = sum(Path(name).stat().st_size for name in files)
+    paths = [remote.located(name) for name in files]
+    needed = sum(path.stat().st_size for path in paths)
+    if source.remote:
+        _check_fits(source.path, needed, folder, most_bytes)
+        fetching.fetch_files(paths, folder, report)
+        return False
     if needed > most_bytes or _lacks_room(source.path, needed, folder):
         for name in files:
             (folder / Path(name).name).symlink_to(name)
         return True
-    copy_files([Path(name) for name in files], folder, report)
+    copy_files(paths, folder, report)
     return False
+
+
+def _check_unchanged(source: Checkpoint) -> None:
+    if not checkpoints.unchanged(source):
+        _check_there(source)
+        raise UserError(
+            f"checkpoint {source.path} changed while it was copied; "
+            "submit it again when it is completely saved"
+        )
 
 
 def _check_there(source: Checkpoint) -> None:
@@ -245,6 +265,21 @@ def _check_there(source: Checkpoint) -> None:
         raise UserError(
             f"checkpoint {source.path} was deleted before it was copied. Evaluate a later one, or "
             "have training keep its checkpoints longer"
+        )
+
+
+def _check_fits(path: str, needed: int, folder: Path, most_bytes: float) -> None:
+    """Check that there is room for weights that no engine can read where they are.
+
+    Raises:
+        CoordinateError: There is none.
+    """
+    kept = sum(each.stat().st_blocks * 512 for each in folder.iterdir())
+    if needed > most_bytes or _lacks_room(path, needed - kept, folder):
+        raise CoordinateError(
+            f"{path} has to be copied to the node, and there is no room for {size(needed)}: see "
+            "the keeper's log, have the node's memory file system made larger, or set [stage] "
+            "where to `local DIR`"
         )
 
 

@@ -11,7 +11,6 @@ a tensor each of them has.
 import contextlib
 import dataclasses
 import json
-import os
 import re
 import struct
 from collections.abc import Collection, Container, Sequence
@@ -213,7 +212,7 @@ def _counter(folder: Path, name: str, saved: Saved) -> float | None:
         for saved_part in _placed(folder, name, saved).boxes:
             box = in_blob(saved_part, "float32")
             with checkpoint_files.opened(box.file, weights=True) as opened:
-                value: float = _FLOAT.unpack(os.pread(opened.fileno(), _FLOAT.size, box.at))[0]
+                value: float = _FLOAT.unpack(checkpoint_files.pread(opened, _FLOAT.size, box.at))[0]
                 return value
     return None
 

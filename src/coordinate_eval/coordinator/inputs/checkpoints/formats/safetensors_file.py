@@ -2,10 +2,8 @@
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +116,17 @@ def read(file: Path) -> dict[str, Layout]:
 
     with checkpoint_files.opened(file, weights=True) as opened:
         length = int.from_bytes(opened.read(8), "little")
-        if MOST_HEADER_BYTES < length < opened.seek(0, os.SEEK_END):
+        head = 8 + min(length, MOST_HEADER_BYTES)
+        if MOST_HEADER_BYTES < length < checkpoint_files.size(opened):
             raise UserError(
                 f"{file} has a header of {_format.size(length)}, more than the "
                 f"{_format.size(MOST_HEADER_BYTES)} that are read. Save it in several files"
             )
         try:
-            with safe_open(checkpoint_files.open_path(opened), framework="numpy") as tensors:
+            with (
+                checkpoint_files.open_path(opened, head) as path,
+                safe_open(path, framework="numpy") as tensors,
+            ):
                 found = {name: _described(tensors, name) for name in tensors.keys()}  # noqa: SIM118
             opened.seek(8)
             header = json.loads(opened.read(length))
@@ -144,14 +146,15 @@ def notes(file: Path) -> dict[str, str]:
 
     with (
         checkpoint_files.opened(file, weights=True) as opened,
-        safe_open(checkpoint_files.open_path(opened), framework="numpy") as tensors,
+        checkpoint_files.open_path(opened, 8 + MOST_HEADER_BYTES) as path,
+        safe_open(path, framework="numpy") as tensors,
     ):
         return tensors.metadata() or {}
 
 
-def _sizes(opened: FileIO) -> str:
+def _sizes(opened: checkpoint_files.Opened) -> str:
     """Return how much of a file that was cut is there, empty if its header does not tell."""
-    there = opened.seek(0, os.SEEK_END)
+    there = checkpoint_files.size(opened)
     opened.seek(0)
     length = int.from_bytes(opened.read(8), "little")
     if not 0 < length <= min(MOST_HEADER_BYTES, there):
@@ -245,7 +248,11 @@ def check_index(index: Path, held: Mapping[str, list[str]]) -> None:
 def _why_missing(index: Path, mapping: Mapping[str, Any], missing: list[str]) -> str:
     """Say whether an index is of other files, or shards are not there yet."""
     folder, names = index.parent, set(mapping.values())
-    others = sorted(each for each in folder.glob("*.safetensors") if each.name not in names)
+    others = sorted(
+        each
+        for each in folder.iterdir()
+        if each.name.endswith(".safetensors") and each.name not in names
+    )
     count = f"{len(missing)} of {len(names)} shards in {index.name} are missing"
     if not others:
         return (

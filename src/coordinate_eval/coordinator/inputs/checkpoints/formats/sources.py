@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, remote
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import (
     ITEM_BYTES,
     Layout,
@@ -33,6 +33,7 @@ BLOCK_BYTES: Final = 512 << 10
 """Bytes of a tensor that are read at a time: a core's cache holds them until they are written."""
 
 _READ_BYTES = 64 << 20  # of one call, and until what was read is dropped from the page cache
+_AHEAD_BYTES = 8 << 20  # of a request to a store, whose answers take long to begin
 _MOST_OPEN = 8  # files, of each tensor that is being read
 _TILE = 128  # rows and columns that a core's cache holds
 
@@ -256,7 +257,9 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self._path, self._stack = path, contextlib.ExitStack()
         opened = checkpoint_files.opened(path, weights=True)
-        self._file: FileIO = self._stack.enter_context(opened)
+        self._file = self._stack.enter_context(opened)
+        if isinstance(self._file, remote.RemoteFile):
+            self._file.ahead = _AHEAD_BYTES
         self._read: list[tuple[int, int]] = []  # from where to where, and not dropped yet
 
     def read(self, at: int, target: memoryview) -> None:
@@ -268,7 +271,7 @@ class _Reader:
         done = 0
         while done < len(target):
             part = target[done : done + _READ_BYTES]
-            count = os.preadv(self._file.fileno(), [part], at + done)
+            count = checkpoint_files.read_into(self._file, part, at + done)
             if not count:
                 raise UserError(f"{self._path} was cut short. Copy it again, or save it again")
             done += count
@@ -284,7 +287,7 @@ class _Reader:
 
     def _drop(self) -> None:
         """Drop what was read, which would count as memory of the job."""
-        for begin, end in self._read:
+        for begin, end in self._read if isinstance(self._file, FileIO) else ():
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._file.fileno(), begin, end - begin, os.POSIX_FADV_DONTNEED)
         self._read.clear()

@@ -12,7 +12,6 @@ import struct
 import zipfile
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -214,7 +213,7 @@ def read(
         UserError: The file is torn, of the old format, or would run code.
     """
     with checkpoint_files.opened(path, weights=True) as opened:
-        size = os.fstat(opened.fileno()).st_size
+        size = checkpoint_files.size(opened)
         length = size - begin if length < 0 else length
         try:
             if not 0 <= begin <= begin + length <= size:
@@ -296,7 +295,7 @@ def check_total(sizes: Iterable[int], path: Path) -> None:
 class _Portions(io.RawIOBase):
     """A part of a file, read in small parts: a zip file itself says how long its directory is."""
 
-    def __init__(self, file: FileIO, begin: int, length: int) -> None:
+    def __init__(self, file: checkpoint_files.Opened, begin: int, length: int) -> None:
         super().__init__()
         self._file, self._begin, self._length = file, begin, length
         self._at = 0
@@ -318,12 +317,12 @@ class _Portions(io.RawIOBase):
         count = left if count < 0 else min(count, left)
         if count > _MOST_DIRECTORY_BYTES:
             raise zipfile.BadZipFile
-        found = os.pread(self._file.fileno(), count, self._begin + self._at)
+        found = checkpoint_files.pread(self._file, count, self._begin + self._at)
         self._at += len(found)
         return found
 
 
-def _place(file: FileIO, begin: int, entry: zipfile.ZipInfo) -> Storage:
+def _place(file: checkpoint_files.Opened, begin: int, entry: zipfile.ZipInfo) -> Storage:
     """Return where the content of an entry begins: behind its header, its name and what pads it.
 
     `begin` is the byte of the file where the archive begins.
@@ -332,7 +331,7 @@ def _place(file: FileIO, begin: int, entry: zipfile.ZipInfo) -> Storage:
         BadZipFile: There is no such header.
     """
     at = begin + entry.header_offset
-    head = os.pread(file.fileno(), _LOCAL_HEADER_BYTES, at)
+    head = checkpoint_files.pread(file, _LOCAL_HEADER_BYTES, at)
     if len(head) < _LOCAL_HEADER_BYTES or not head.startswith(b"PK\3\4"):
         raise zipfile.BadZipFile
     names = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
@@ -425,7 +424,7 @@ def _leaves(tree: Mapping[Any, Any], kind: type[T], depth: int) -> Iterator[tupl
             yield from ((f"{key}.{name}", leaf) for name, leaf in _leaves(value, kind, depth - 1))
 
 
-def _why_no_archive(path: Path, opened: FileIO) -> str:
+def _why_no_archive(path: Path, opened: checkpoint_files.Opened) -> str:
     opened.seek(0)
     begin = opened.read(4)
     if begin.startswith(b"PK"):

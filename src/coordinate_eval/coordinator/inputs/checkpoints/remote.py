@@ -1,0 +1,335 @@
+"""Files of a checkpoint in an object store, such as `s3://bucket/run/step-1000`, through fsspec.
+
+A `RemotePath` stands where a path of a local file stands: it has a name and a size, lies in a
+folder that can be listed, and opens as a `RemoteFile`, which is read at offsets. Nothing else knows
+of stores. The bytes come from `fsspec`, whatever its protocol, and so do credentials: from the
+environment and the configuration files of whoever runs this process. They are never in a path.
+
+What is listed stays known until `forget`, so that a folder is listed once for all questions.
+"""
+
+import contextlib
+import functools
+import io
+import os
+import re
+import stat
+import time
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PosixPath
+from typing import Any, Final, NamedTuple
+
+from coordinate_eval._format import brief
+from coordinate_eval.errors import UserError
+
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)  # a path has one slash of the two
+_SECRET = re.compile(r"^[^/@]*:[^/@]*@|\?[^/]*=")
+_MASKED = re.compile(r"(?<=://)[^/@\s]*@|\?[^\s'\"]*")
+
+_PACKAGES: Final = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "hdfs": "pyarrow",
+    "oci": "ocifs",
+    "oss": "ossfs",
+    "hf": "huggingface_hub",
+}
+"""The packages that give fsspec its protocols."""
+
+_NO_FOLDERS: Final = {"http", "https", "file", "local", "memory", "data", "ftp"}
+"""Protocols whose files cannot be listed with their sizes from every node, or are local."""
+
+_TAGS: Final = ("ETag", "etag", "generation", "blob_id", "checksum")
+_TIMES: Final = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
+"""What fsspec's file systems call the version of an object, and the time of its last change."""
+
+HEAD_BYTES: Final = 256 << 10
+"""First bytes of a weight file, read in one request: the header of 2,000 tensors fits."""
+
+_SMALL_AHEAD: Final = 32 << 20  # files beside the weights, in one request each
+_REQUESTS: Final = 16  # at once
+_PAUSES: Final = (0.5, 2.0, 8.0)  # seconds before a range is asked for again
+
+
+class _Entry(NamedTuple):
+    """An object or a folder of a store."""
+
+    is_folder: bool
+    size: int
+    version: str
+
+
+def located(path: Path | str) -> Path:
+    """Return the path that a text names: one of a store if it is a URL of fsspec's protocols.
+
+    Raises:
+        UserError: It is a URL with credentials, or of a protocol that has no folders.
+    """
+    if isinstance(path, RemotePath) or (found := _URL.fullmatch(str(path))) is None:
+        return Path(path) if isinstance(path, str) else path
+    scheme, place = found.groups()
+    shown = masked(f"{scheme}://{place}")
+    if _SECRET.search(place):
+        raise UserError(
+            f"{shown}: the URL has a password or a query, which would be written into records and "
+            "logs. Give it without, and the credentials in the environment or in the "
+            "configuration of the store's own tools"
+        )
+    if scheme in _NO_FOLDERS:
+        raise UserError(
+            f"{shown} is not in an object store whose folders can be listed. Copy the checkpoint "
+            "where login and compute nodes see it, and give that path"
+        )
+    return RemotePath(f"{scheme}:/{place.lstrip('/')}")
+
+
+def masked(text: str) -> str:
+    """Return a text without the user names, passwords and queries of the URLs in it."""
+    return _MASKED.sub("…", text)
+
+
+class RemotePath(PosixPath):
+    """The path of an object, or of a folder of objects. Its text is its URL."""
+
+    def __str__(self) -> str:
+        return super().__str__().replace(":/", "://", 1)
+
+    def absolute(self) -> "RemotePath":  # noqa: D102
+        return self
+
+    def resolve(self, strict: bool = False) -> "RemotePath":
+        """Return itself: a store has no links."""
+        if strict and _entry(self) is None:
+            raise FileNotFoundError(str(self))
+        return self
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Return size and kind. Owner and times are not known."""
+        if (entry := _entry(self)) is None:
+            raise FileNotFoundError(2, "no such object", str(self))
+        mode = stat.S_IFDIR if entry.is_folder else stat.S_IFREG
+        return os.stat_result((mode, 0, 0, 1, 0, 0, entry.size, 0, 0, 0))
+
+    def lstat(self) -> os.stat_result:  # noqa: D102
+        return self.stat()
+
+    def exists(self, *, follow_symlinks: bool = True) -> bool:  # noqa: D102
+        return _entry(self) is not None
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:  # noqa: D102
+        return (entry := _entry(self)) is not None and not entry.is_folder
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:  # noqa: D102
+        return (entry := _entry(self)) is not None and entry.is_folder
+
+    def is_symlink(self) -> bool:  # noqa: D102
+        return False
+
+    def iterdir(self) -> "Generator[RemotePath, None, None]":
+        """Yield what is in the folder."""
+        for name in _listed(str(self)):
+            yield self / name
+
+    def version(self) -> str:
+        """Return what changes whenever the object does: its ETag, else its time."""
+        return entry.version if (entry := _entry(self)) else ""
+
+
+class RemoteFile(io.RawIOBase):
+    """An object, read at offsets. It reads `ahead` bytes at least with each request."""
+
+    def __init__(self, path: RemotePath, ahead: int) -> None:
+        super().__init__()
+        self.path, self.ahead = path, ahead
+        self.size = path.stat().st_size
+        self._at = self._begin = 0
+        self._held = _heads.get(str(path), b"")
+
+    def readable(self) -> bool:  # noqa: D102
+        return True
+
+    def seekable(self) -> bool:  # noqa: D102
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:  # noqa: D102
+        self._at = offset + {os.SEEK_CUR: self._at, os.SEEK_END: self.size}.get(whence, 0)
+        return self._at
+
+    def read(self, count: int = -1) -> bytes:  # noqa: D102
+        found = self.pread(self.size if count < 0 else count, self._at)
+        self._at += len(found)
+        return found
+
+    def pread(self, count: int, at: int) -> bytes:
+        """Return bytes from `at` on, fewer only at the end."""
+        stop = min(self.size, at + count)
+        if at >= stop:
+            return b""
+        if at < self._begin or stop > self._begin + len(self._held):
+            self._held = fetch(self.path, at, min(self.size, max(stop, at + self.ahead)))
+            self._begin = at
+        return self._held[at - self._begin : stop - self._begin]
+
+
+def opened(path: RemotePath, *, weights: bool) -> RemoteFile:
+    """Open an object. Of `weights`, no more is read than is asked for."""
+    return RemoteFile(path, 0 if weights else _SMALL_AHEAD)
+
+
+def read_heads(paths: Iterable[Path]) -> None:
+    """Read the first bytes of objects, many at once."""
+    files = [each for each in paths if isinstance(each, RemotePath) and each.stat().st_size]
+
+    def head(path: RemotePath) -> bytes:
+        return fetch(path, 0, min(HEAD_BYTES, path.stat().st_size))
+
+    if files:
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            _heads.update(zip(map(str, files), pool.map(head, files), strict=True))
+
+
+def forget() -> None:
+    """Forget what is listed: whoever asks again wants to know what is there now."""
+    _entries.clear()
+    _listings.clear()
+    _heads.clear()
+    for store in _stores.values():
+        store.invalidate_cache()
+
+
+def fetch(path: RemotePath, start: int, stop: int) -> bytes:
+    """Return the bytes of an object from `start` up to `stop`. Ask again if the network fails.
+
+    Raises:
+        UserError: They cannot be read.
+    """
+    store, name = _store(str(path))
+    for pause in (*_PAUSES, None):
+        try:
+            found: bytes = store.cat_file(name, start=start, end=stop)
+            if len(found) == stop - start:
+                return found
+            error: Exception = OSError(f"{len(found):,} bytes came instead of {stop - start:,}")
+        except Exception as failed:
+            error = failed
+        if pause is None or isinstance(error, FileNotFoundError | PermissionError):
+            break
+        time.sleep(pause)
+    raise _words(str(path), error) from error
+
+
+_entries: dict[str, _Entry | None] = {}
+_listings: dict[str, dict[str, _Entry]] = {}
+_heads: dict[str, bytes] = {}
+_stores: dict[str, Any] = {}
+
+
+def _entry(path: RemotePath) -> _Entry | None:
+    """Return an object or folder; None if there is none. The first that is asked for is looked up.
+
+    Others are in the listing of their folder.
+    """
+    url, above = str(path), str(path.parent)
+    if url in _entries:
+        return _entries[url]
+    if above in _listings or _entries:
+        return _listed(above).get(path.name)
+    store, name = _store(url)
+    with _translated(url):
+        try:
+            _entries[url] = _of(store.info(name))
+        except FileNotFoundError:
+            _entries[url] = None
+    return _entries[url]
+
+
+def _listed(url: str) -> dict[str, _Entry]:
+    """Return what is in a folder, by name; nothing if it is not there."""
+    if url not in _listings:
+        found: list[dict[str, Any]] = []
+        store, folder = _store(url)
+        with _translated(url), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found = store.ls(folder, detail=True)
+        names = {each["name"].rstrip("/").rpartition("/")[2]: _of(each) for each in found}
+        # A store may have an object of the folder's own name, which stands for the empty folder.
+        own = folder.rstrip("/")
+        if any(each["name"].rstrip("/") == own for each in found):
+            names.pop(own.rpartition("/")[2], None)
+        _listings[url] = names
+    return _listings[url]
+
+
+def _of(told: dict[str, Any]) -> _Entry:
+    versions = [str(told[key]) for key in (*_TAGS, *_TIMES) if told.get(key)]
+    is_folder = told.get("type") == "directory"
+    return _Entry(is_folder, int(told.get("size") or 0), versions[0] if versions else "")
+
+
+def _store(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system of a URL, and the name in it.
+
+    Raises:
+        UserError: The package of its protocol is not installed, or has no credentials.
+    """
+    with _translated(url):
+        made, name = _made(url)
+        _stores[url.partition(":")[0]] = made
+    return made, name
+
+
+@functools.lru_cache(1024)
+def _made(url: str) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs
+
+    made: tuple[Any, str] = url_to_fs(url)
+    return made
+
+
+@contextlib.contextmanager
+def _translated(url: str) -> Iterator[None]:
+    """Turn whatever a store's package raises into words; what is not there stays an OSError."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, UserError):
+        raise
+    except Exception as error:
+        raise _words(url, error) from error
+
+
+def _words(url: str, error: Exception) -> UserError:
+    """Return words about an error of a store: what, where, and what to do."""
+    scheme = url.partition(":")[0]
+    kind, said = type(error).__name__, brief(masked(str(error)))
+    package = _PACKAGES.get(scheme, f"fsspec's package for {scheme}")
+    where = f"{url} cannot be read on {os.uname().nodename}"
+    if isinstance(error, ImportError):
+        extra = ": pip install 'coordinate-eval[remote]'" if package == "s3fs" else ""
+        return UserError(
+            f"{where}: {package} is not installed in this environment. Install it{extra}"
+        )
+    if isinstance(error, ValueError) and "rotocol" in str(error):
+        return UserError(
+            f"{where}: fsspec knows no protocol {scheme}. Check the path, or install the package "
+            "that has it"
+        )
+    if isinstance(error, FileNotFoundError):
+        return UserError(
+            f"{url} was deleted. Evaluate a later checkpoint, or have training keep its checkpoints"
+            " longer"
+        )
+    if isinstance(error, PermissionError) or "redential" in f"{kind} {said}":
+        return UserError(
+            f"{where} with this user's credentials ({said}). Give the credentials in the "
+            "environment of the jobs or in the store's own configuration of this user "
+            "(~/.aws/credentials, ~/.config/fsspec), and check that they may list and read it"
+        )
+    return UserError(
+        f"{where} ({kind}: {said}). Check the bucket's name, the store's address, and that this "
+        "machine reaches it"
+    )

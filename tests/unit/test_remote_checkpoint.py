@@ -1,0 +1,168 @@
+"""Checkpoints in a store: found, described and staged as the same files of a folder are."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.stores import Shelf, new_shelf, put
+from tests.tiny import sharded, tiny_model
+
+from coordinate_eval.coordinator.inputs.checkpoints import remote
+from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect, named
+from coordinate_eval.coordinator.workers.on_node import fetching
+from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
+from coordinate_eval.errors import UserError
+from coordinate_eval.records import Checkpoint
+
+URL = "shelf://bucket/a run's 'best'/step-1000"
+
+
+@pytest.fixture(autouse=True)
+def _shelf() -> Iterator[None]:
+    new_shelf()
+    yield
+    new_shelf()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    pytest.importorskip("transformers")
+    return sharded(Path(shutil.copytree(tiny_model(), tmp_path / "step-1000")))
+
+
+@pytest.fixture
+def found(folder: Path, tmp_path: Path) -> Checkpoint:
+    return inspect(put(folder, URL), cache=tmp_path / "cache")
+
+
+def staged(place: StagedWeights) -> dict[str, bytes]:
+    return {
+        file.name: file.read_bytes() for file in place.folder.iterdir() if file.stem != "manifest"
+    }
+
+
+def test_it_is_described_as_its_folder_without_its_weights(folder: Path, found: Checkpoint) -> None:
+    said = {"path", "weights", "files", "identity"}
+    assert found.model_dump(exclude=said) == inspect(folder).model_dump(exclude=said)
+    assert found.path == URL
+    assert found.remote
+    assert [Path(file).read_bytes() for file in found.files] == [
+        (folder / Path(file).name).read_bytes() for file in found.files
+    ]
+    assert all(start == 0 and end <= remote.HEAD_BYTES for name, start, end in Shelf.read
+               if name.endswith(".safetensors"))  # fmt: skip
+    assert named(found) == remote.located(URL)
+    assert inspect(Path(f"{URL}/")) == inspect(Path(URL))
+
+
+def test_it_is_staged_as_its_folder(folder: Path, found: Checkpoint, root: Path) -> None:
+    place = StagedWeights(str(root), "run", "node")
+    reports: list[int] = []
+    with place.hold():
+        assert place.copy(found, reports.append)
+        from_store = staged(place)
+    other = StagedWeights(str(root), "run", "other")
+    with other.hold():
+        assert other.copy(inspect(folder))
+        assert from_store == staged(other)
+    assert reports[-1] == found.bytes
+
+
+def test_an_object_that_changed_is_refused(folder: Path, found: Checkpoint, root: Path) -> None:
+    place = StagedWeights(str(root), "run", "node")
+    name = found.weights[0]
+
+    def change(path: str, start: int) -> None:
+        Shelf.before = None
+        Shelf().pipe(name, bytes(len(Shelf().cat(name))))
+
+    Shelf.before = change
+    for _ in range(2):  # while it is copied, and before
+        with place.hold():
+            with pytest.raises(UserError, match="changed while it was copied"):
+                place.copy(found)
+            assert not place.folder.exists()
+    Shelf().rm(name)
+    with place.hold(), pytest.raises(UserError, match="was deleted before it was copied"):
+        place.copy(found)
+
+
+def test_who_goes_on_fetches_the_rest_alone(
+    found: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "RANGE_BYTES", 16 << 10)
+    paths = list(map(remote.located, found.weights))
+
+    def fail(path: str, start: int) -> None:
+        if path.endswith(paths[-1].name) and start:
+            raise PermissionError("expired")
+
+    Shelf.before = fail
+    with pytest.raises(UserError, match=r"expired.*Give the credentials"):
+        fetching.fetch_files(paths, tmp_path, lambda _: None)
+    before = {(name, start) for name, start, _ in Shelf.read}
+    Shelf.before = None
+    Shelf.read.clear()
+    reports: list[int] = []
+    fetching.fetch_files(paths, tmp_path, reports.append)
+    assert Shelf.read
+    assert not before & {(name, start) for name, start, _ in Shelf.read if start}
+    assert reports[-1] == found.bytes
+    for path in paths:
+        assert (tmp_path / path.name).read_bytes() == Shelf().cat(str(path))
+    assert not list(tmp_path.glob("*.part")) + list(tmp_path.glob("*.ranges"))
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("shelf://bucket/none", "does not exist: the store has no such bucket"),
+        ("unheard://bucket/run", "fsspec knows no protocol unheard"),
+        ("https://host/run", "not in an object store"),
+    ],
+)
+def test_what_cannot_be_read_is_said(url: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        inspect(Path(url))
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://user:pass@bucket/run", "s3://bucket/run?X-Amz-Signature=pass"]
+)
+def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(UserError, match="has a password or a query") as raised:
+        inspect(Path(url))
+    assert "pass@" not in str(raised.value)
+    assert "=pass" not in str(raised.value)
+
+
+def test_a_store_that_fails_is_said(folder: Path, found: Checkpoint, tmp_path: Path) -> None:
+    def fail(path: str, start: int) -> None:
+        raise PermissionError("403 for https://key@host/x?sig=secret")
+
+    Shelf.before = fail
+    with pytest.raises(UserError, match="credentials") as raised:
+        inspect(Path(URL), cache=tmp_path)
+    assert "secret" not in str(raised.value)
+    assert "key" not in str(raised.value)
+
+
+def test_what_torch_saved_is_read_in_ranges(folder: Path, tmp_path: Path, root: Path) -> None:
+    torch = pytest.importorskip("torch")
+    load = pytest.importorskip("safetensors.torch").load_file
+    tensors = {k: v for file in folder.glob("*.safetensors") for k, v in load(file).items()}
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    torch.save(tensors, folder / "model.pt")
+    found = inspect(put(folder, URL), cache=tmp_path / "cache")
+    assert sum(end - start for name, start, end in Shelf.read if name.endswith(".pt")) < 1 << 19
+    made = []
+    for name, checkpoint in {"node": found, "other": inspect(folder)}.items():
+        place = StagedWeights(str(root), "run", name)
+        with place.hold():
+            assert place.copy(checkpoint)
+            made.append(staged(place))
+    assert made[0] == made[1]
+    assert json.loads(made[0]["config.json"])
