@@ -280,7 +280,7 @@ def test_looks_at_a_sample_end_with_it_and_the_rest_is_withdrawn_from_the_beginn
     )  # fmt: skip
     found = sample(run, {})
     assert found is not None and found.items == {"a": 40, "b": 12}
-    _files.write_record(run_dir.decided, found)
+    _files.write_record(run_dir.sample, found)
 
     def can_be_scored() -> dict[str, list[Span]]:
         there = claimable(run_dir, run, Pullers.SCORE)
@@ -333,7 +333,7 @@ def _sampled(folder: Path, gain: float) -> tuple[RunDir, Run]:
     run = read_run(run_dir)
     begun = sample(run, {})
     assert begun is not None
-    _files.write_record(run_dir.decided, begun)
+    _files.write_record(run_dir.sample, begun)
     return run_dir, run
 
 

@@ -29,7 +29,6 @@ from coordinate_eval.coordinator.run.claiming.decided import (
     Compared,
     Verdict,
     count_looks,
-    is_decided,
     look_span,
     read_part,
     requests_share,
@@ -129,14 +128,14 @@ def compare_at(run_dir: RunDir, run: Run, number: int) -> Compared:
         found = Compared(number=number, previous=run.against, why_not=str(error))
     text = found.model_dump_json(by_alias=True, indent=1) + "\n"
     if found.verdict and number < count_looks(run):
-        _files.write(run_dir.decided, text)
+        _files.create(run_dir.decided, text)
     _files.create(run_dir.comparison(number), text)
     return found
 
 
 def conclude(run_dir: RunDir, run: Run) -> None:
     """Compare a run of which all that is asked is scored, unless it was decided before."""
-    if run.against and run.stages and not is_decided(run_dir):
+    if run.against and run.stages and not run_dir.decided.exists():
         compare_at(run_dir, run, count_looks(run))
 
 

@@ -213,6 +213,8 @@ class RunDir:
         """Return the file of `DatasetItems`."""
         return self.root / "items" / f"{dataset}.json"
 
+    sample = Place("sample.json")
+    """`Compared`: which items a sample asks, written with the plan; see `decided.py`."""
     decided = Place("decided.json")
     """`Compared`: the comparison that ended the run early; see `decided.py`."""
 

@@ -34,7 +34,7 @@ from pydantic import Field
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import TASK_VARIABLE, End
-from coordinate_eval.coordinator.run.claiming.decided import is_decided, stopped
+from coordinate_eval.coordinator.run.claiming.decided import stopped
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import Record, Span
 
@@ -155,10 +155,10 @@ class Ledger:
                 look = Span(span.dataset, 0, used.get(span.dataset, 0))
                 return span.dataset in used and self.run.published("looks", look).exists()
             case "looks":
-                over = span.stop != used.get(span.dataset) and is_decided(self.run)
+                over = self.run.decided.exists() and span.stop != used.get(span.dataset)
                 return over or self.run.full.exists()
             case "comparisons":
-                return is_decided(self.run) or self.run.full.exists()
+                return self.run.decided.exists() or self.run.full.exists()
             case _:
                 return False
 

@@ -1,12 +1,12 @@
-"""Runs that ask a part of their items first, and what tells them that it is enough: `decided.json`.
+"""Runs that ask a part of their items first, and what tells them that it is enough.
 
 Datasets are asked in stages, which are ranges of one random order. A look is the scores of a
 dataset at the end of one of its stages. With `--until-decided` there are several, and a comparison
 takes the looks of all datasets; the first one that decides is `decided.json`. A sample ends with a
-stage, too, and its `decided.json` is there when the run is planned; a comparison that decides
-earlier replaces it. It withdraws all later stages: nobody claims their shards any more, and their
-datasets are done with the scores of a look. The file `full` takes that back for good. Nothing is
-removed, so whoever dies in between does no harm.
+stage, too: `sample.json` says so from the plan on, and counts until there is a `decided.json`. The
+file that counts withdraws all later stages: nobody claims their shards any more, and their
+datasets are done with the scores of a look. The file `full` takes that back for good. Each file is
+written once and nothing is removed, so whoever dies in between does no harm.
 """
 
 import math
@@ -45,7 +45,7 @@ class PartScores(Record):
 class Compared(Record):
     """`comparisons/<number>.json`, and `decided.json`: a comparison of all datasets at a look.
 
-    Of a sample, with which nothing is compared, it only says which items are used.
+    As `sample.json`, where nothing is compared, it only says which items are used.
     """
 
     schema_: Literal["coordinate-eval/compared@1"] = schema("coordinate-eval/compared@1")
@@ -92,7 +92,7 @@ class Compared(Record):
 
 
 def sample(run: Run, built: Mapping[str, DatasetRequests]) -> Compared | None:
-    """Return the `decided.json` of a planned run that samples some of its datasets, else None."""
+    """Return the `sample.json` of a planned run that samples some of its datasets, else None."""
     if not run.sampled:
         return None
     return Compared(
@@ -119,16 +119,14 @@ def requests_share(built: Mapping[str, DatasetRequests], items: Mapping[str, int
 
 
 def decided(run_dir: RunDir) -> Compared | None:
-    """Return what ended a run early; None without it, or if the run goes on in full."""
+    """Return what ends a run early, a comparison or its sample.
+
+    None without either, or if the run goes on in full.
+    """
     if run_dir.full.exists():
         return None
-    return _files.read_record_if_there(run_dir.decided, Compared)
-
-
-def is_decided(run_dir: RunDir) -> bool:
-    """Return whether a comparison has ended a run early, be it that it goes on in full."""
-    found = _files.read_record_if_there(run_dir.decided, Compared)
-    return found is not None and bool(found.verdict)
+    read = _files.read_record_if_there
+    return read(run_dir.decided, Compared) or read(run_dir.sample, Compared)
 
 
 def cut_short(run: Run, used: Mapping[str, int]) -> set[str]:
@@ -211,8 +209,6 @@ def last_compared(run_dir: RunDir, run: Run) -> Compared | None:
     if not run.against:
         return None
     found = _files.read_record_if_there(run_dir.decided, Compared)
-    if found is not None and not found.previous:
-        found = None  # a sample
     for number in range(count_looks(run), 0, -1):
         found = found or _files.read_record_if_there(run_dir.comparison(number), Compared)
     return found

@@ -130,7 +130,7 @@ def create_rescoring(run_dir: RunDir, run: Run, made: Run) -> RunDir:
         elif run_dir.baselines_folder.exists():
             shutil.copytree(run_dir.baselines_folder, new.baselines_folder)
         if (sampled := sample(made, request_indexes(run_dir, made))) is not None:
-            _files.write_record(new.decided, sampled)
+            _files.write_record(new.sample, sampled)
         write_run(new, made)
         write_planned(new, made)
 

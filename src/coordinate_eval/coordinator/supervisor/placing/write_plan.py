@@ -87,7 +87,7 @@ def write_plan(run_dir: RunDir, run: Run, cluster: Cluster, now: float, others: 
     round_ = _files.read_record_if_there(path, Round) or first_round(planned, plan, now)
     _files.create(run_dir.round(0), round_.model_dump_json(by_alias=True, indent=1) + "\n")
     if (sampled := sample(planned, built)) is not None:
-        _files.create(run_dir.decided, sampled.model_dump_json(by_alias=True, indent=1) + "\n")
+        _files.create(run_dir.sample, sampled.model_dump_json(by_alias=True, indent=1) + "\n")
     write_planned(run_dir, planned)
     path.unlink(missing_ok=True)
     return read_run(run_dir)
