@@ -64,7 +64,7 @@ def test_a_page_has_curves_of_everything_and_says_what_it_cost(tmp_path: Path) -
     assert all(low <= high for low, high in zip(line["low"], line["high"], strict=True))
     assert found["a"]["summary"].startswith("a: 20 checkpoints from step 100 to 2,000, 0.21 to 0.4")
     assert found["time taken, over planned"]["series"][0]["values"] == [1.1] * 20
-    for said in ("40.0 GPU hours", "1.10 times the planned", "Alarms None.", "step 2,000"):
+    for said in ("40.0 GPU hours", "1.10 times the planned", "No alarm now", "step 2,000"):
         assert said in words
 
 
@@ -75,7 +75,9 @@ def test_a_page_loads_nothing_and_runs_only_its_own_scripts(tmp_path: Path) -> N
     found = Page(page)
 
     assert not {"link", "img", "iframe", "object", "base"} & {*found.tags}
-    assert not {"src", "href", "onload", "onclick"} & found.attributes
+    assert not {"src", "onload", "onclick"} & found.attributes
+    links = re.findall(r'href="([^"]*)"', re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL))
+    assert {link[0] for link in links} == {"#"}
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
     assert policy is not None
     assert policy[1].startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256")
@@ -114,10 +116,10 @@ def test_a_baseline_is_drawn_beside_and_compared(tmp_path: Path) -> None:
     page = page_of(tmp_path, "seven", "--against", "old")
     words = words_of(page)
 
-    assert [each["baseline"] for each in data_of(page)["trainings"]] == [True, False]
+    assert [each["baseline"] for each in data_of(page)["trainings"]] == [False, True]
     assert "the last checkpoint against the baseline" in words
     assert "old, step 300" in words
-    assert "better in 1, worse in 0, too close in 1" in words
+    assert "better in 1, worse in 0 of 2 datasets" in words
     again = words_of(page_of(tmp_path, "seven", "--against", "/ckpts/old/step-100"))
     assert "old, step 100" in again
     for name, why in (("nothing", "no training, checkpoint or run"), ("ckpts", "several"),
@@ -138,7 +140,23 @@ def test_runs_that_are_there_are_compared_item_by_item_or_the_page_says_why_not(
     assert "step 200 against step 100" in words
     assert "Not item by item" not in words
     shutil.rmtree(run_dir.root)
-    assert "Not item by item: no run" in words_of(page_of(tmp_path, "seven"))
+    words = words_of(page_of(tmp_path, "seven"))
+    assert "Not item by item: the run of step 200 was removed." in words
+
+
+def test_a_page_begins_with_the_answers(tmp_path: Path) -> None:
+    for step in range(100, 2000, 100):
+        keep(tmp_path, step, {"a": 0.6, "b": 0.5 + (step == 700) / 10})
+    fine = words_of(page_of(tmp_path))
+    keep(tmp_path, 2000, {"a": 0.1, "b": 0.5})
+    fallen = words_of(page_of(tmp_path))
+
+    assert "against the one before No difference mean +0.0000" in fine
+    assert "best checkpoint step 700 mean of 2 datasets 0.6000" in fine
+    assert "18 others may be as good; the newest is step 1,900" in fine
+    assert "is something wrong? No alarm now" in fine
+    assert "against the one before Worse mean -0.2500" in fallen
+    assert "is something wrong? Collapse: a" in fallen
 
 
 def test_two_trainings_in_one_folder_are_two_lines(tmp_path: Path) -> None:

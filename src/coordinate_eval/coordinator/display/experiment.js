@@ -34,6 +34,7 @@ function marks(column, all) {
     Plot.areaY(smooth, {x: "step", y1: "low", y2: "high", z: "training", fill: (p) => color(p.training), fillOpacity: 0.2}),
     Plot.ruleX(changes, {x: "step", stroke: (c) => color(c.training), strokeDasharray: "2 3"}),
     Plot.ruleX(alarms, {x: "step", stroke: "var(--alarm)", strokeWidth: 1.5}),
+    Plot.text(alarms, {x: "step", frameAnchor: "bottom", text: "kind", textAnchor: "end", dx: -4, dy: -2, fill: "var(--alarm)"}),
     smooth.length
       ? [Plot.line(smooth, {...line, y: "level", strokeWidth: 1.8}),
          Plot.dot(seen, {x: "step", y: "value", r: 1.6, fill: (p) => color(p.training), fillOpacity: 0.55})]
@@ -51,13 +52,14 @@ function draw(figure) {
   const width = Math.max(220, Math.floor(place.clientWidth));
   if (+figure.dataset.width === width) return;
   figure.dataset.width = width;
+  const [low, high] = d3.extent(all, (p) => p.value);
   const ticks = Math.max(2, Math.floor(width / 90));
   const chart = Plot.plot({
     width, height: figure.classList.contains("wide") ? 300 : 170, marginLeft: 46, marginRight: 14, marginBottom: 24, marginTop: 10,
     ariaLabel: column.summary,
     style: {background: "none", color: "inherit", fontSize: "11px", fontFamily: "inherit", overflow: "visible"},
-    x: {label: null, domain: data.domain, tickFormat: "~s", ticks},
-    y: {label: null, grid: true, nice: true, ticks: 5, tickFormat: "~g", zero: column.zero},
+    x: {label: null, domain: data.domain, tickFormat: data.domain[1] < 1e4 ? ",~f" : "~s", ticks},
+    y: {label: null, grid: true, nice: true, ticks: 5, tickFormat: high >= 1e4 ? "~s" : low === high ? "~g" : undefined, zero: column.zero},
     marks: marks(column, all),
   });
   const svg = chart.tagName === "svg" ? chart : chart.querySelector("svg");
@@ -132,11 +134,16 @@ addEventListener("beforeprint", () => figures.forEach(draw));
 const find = document.getElementById("find");
 find.addEventListener("input", () => {
   const words = find.value.trim().toLowerCase();
-  for (const figure of figures) {
-    const column = data.columns[figure.dataset.column];
-    figure.hidden = !`${column.name} ${column.group}`.toLowerCase().includes(words);
+  let found = 0;
+  for (const section of document.querySelectorAll("#sets section")) {
+    for (const figure of section.querySelectorAll("figure")) {
+      const column = data.columns[figure.dataset.column];
+      figure.hidden = !`${column.name} ${column.group}`.toLowerCase().includes(words);
+    }
+    const shown = section.querySelectorAll("figure:not([hidden])").length;
+    section.hidden = !shown;
+    found += shown;
   }
-  for (const section of document.querySelectorAll("section.curves")) {
-    section.hidden = ![...section.querySelectorAll("figure")].some((f) => !f.hidden);
-  }
+  document.getElementById("none").hidden = found > 0;
+  said.textContent = words ? `${count(found)} found` : "";
 });

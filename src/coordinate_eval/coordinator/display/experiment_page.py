@@ -1,4 +1,4 @@
-"""The scores of trainings as one HTML page: curves, alarms, what has changed, and what it cost.
+"""The scores of trainings as one HTML page: answers first, then curves, changes and what it cost.
 
 D3 and Observable Plot, in `libraries/`, draw the charts from data in the page. It loads nothing,
 and runs no script but those whose hashes its policy names. Names come from paths, suites and
@@ -6,6 +6,7 @@ runs: in the page they are escaped, and in the data they are JSON without any `<
 """
 
 import base64
+import contextlib
 import hashlib
 import json
 import math
@@ -20,18 +21,23 @@ from coordinate_eval.coordinator.history.alarms import Alarm
 from coordinate_eval.coordinator.history.curve import SLOPE_STEPS, Curve, curve_of
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import (
+    Best,
     Column,
     Series,
     aggregate_columns,
+    best,
     mean_column,
 )
 from coordinate_eval.coordinator.run.claiming.decided import part_lines
+from coordinate_eval.errors import UserError
 
 MARK = '<meta name="generator" content="coordinate-eval training">'
 """Marks a page that another one may replace."""
 
 MOST_CHECKPOINTS = 400
 """Checkpoints of a training that are drawn; of more, evenly many."""
+
+_SURE = 1.96  # standard errors of a 95 % interval
 
 _SCRIPTS = ("libraries/d3.min.js", "libraries/plot.umd.min.js", "experiment.js")
 
@@ -41,7 +47,14 @@ class Compared(NamedTuple):
 
     title: str
     heads: tuple[str, str]
+    verdict: str
+    """Of the mean; empty if it is not known."""
+    told: str
+    """The difference of the mean."""
     summary: str
+    """In how many datasets the second is better and worse."""
+    note: str
+    """How the differences are to be read."""
     rows: Sequence[tuple[str, str, str, str, str, str, str]]
     """Name, both scores, difference, interval, p, and the verdict."""
 
@@ -56,6 +69,16 @@ class Experiment(NamedTuple):
     alarms: Sequence[Alarm]
     compared: Sequence[Compared]
     notes: Sequence[str]
+
+
+class _Answer(NamedTuple):
+    """One of the answers that the page begins with."""
+
+    question: str
+    answer: str
+    words: Sequence[str]
+    tone: str = ""
+    """`good` or `bad`."""
 
 
 class _Column(NamedTuple):
@@ -77,13 +100,13 @@ class _Cost(NamedTuple):
 
 def render(shown: Experiment) -> str:
     """Return the page."""
-    trainings = names_of(shown.found.rows)
+    trainings = names_of(sorted(shown.found.rows, key=lambda row: row.training == shown.baseline))
     rows = {
         training: _thinned([row for row in shown.found.rows if row.training == training])
         for training in trainings
     }
     made = _Charts(shown, trainings, rows)
-    sections = list(made.sections())
+    overview, datasets, costs = (list(of()) for of in (made.overview, made.datasets, made.costs))
     data = {
         "trainings": [
             {"name": name, "baseline": training == shown.baseline}
@@ -98,28 +121,30 @@ def render(shown: Experiment) -> str:
     }
     scripts = [source(name) for name in _SCRIPTS]
     own = [row for row in shown.found.rows if row.training != shown.baseline]
-    title = ", ".join(name for training, name in trainings.items() if training != shown.baseline)
+    names = {training: name for training, name in trainings.items() if training != shown.baseline}
     return template("experiment.html.j2").render(
         mark=MARK,
         version=__version__,
         hashes=" ".join(map(_hash, scripts)),
         scripts=scripts,
         data=_json(data),
-        title=title,
-        subtitle=_subtitle(shown, trainings),
-        tiles=_tiles(shown, own, made.mean),
-        alarms=[_alarm(alarm, trainings) for alarm in reversed(shown.alarms)],
+        title=", ".join(names.values()),
+        subtitle=_subtitle(shown, names, own),
+        answers=[*_answers(shown, own, names)],
+        alarms=[_alarm(alarm, names) for alarm in reversed(shown.alarms)],
         notes=[
             *shown.notes,
             *part_lines((row.name, row.decided) for row in own),
             *_thinned_words(shown.found.rows, rows),
         ],
         legend=_legend(shown, trainings),
-        sections=sections,
+        overview=overview,
+        datasets=datasets,
+        costs=costs,
         columns=made.told,
         comparisons=shown.compared,
         cost=_cost_words(own),
-        checkpoints=[_cost(row, trainings) for row in sorted(own, key=lambda row: -row.created)],
+        checkpoints=[_cost(row, names) for row in sorted(own, key=lambda row: -row.created)],
     )
 
 
@@ -143,31 +168,34 @@ class _Charts:
         self._baseline = shown.baseline
         self.data: list[dict[str, Any]] = []
         self.told: list[_Column] = []
-        self.mean: Curve | None = None
-        """Of the first training."""
 
-    def sections(self) -> Iterator[tuple[str, list[int]]]:
-        """Yield headings with the places of their charts."""
+    def overview(self) -> Iterator[tuple[str, list[int]]]:
+        """Yield headings with the places of their charts: the mean, aggregates and groups."""
         found = self._found
         if (mean := mean_column(found, found.rows)) is not None:
             yield "", [self._add(mean, f"mean of {plural(len(mean.datasets), 'dataset')}")]
         if aggregates := aggregate_columns(found):
             of = [f"of {plural(len(each.datasets), 'dataset')}" for each in aggregates]
             yield "Aggregates", [self._add(*each) for each in zip(aggregates, of, strict=True)]
-        groups: dict[str, list[str]] = {}
-        for name in found.datasets:
-            groups.setdefault(found.groups.get(name, ""), []).append(name)
         means = []
-        for group, members in groups.items():
+        for group, members in self._groups().items():
             if group and len(members) > 1 and (of := _averaged(found, members)):
                 means.append(self._add(Column(group, of, mean=True), f"mean of {len(of)}"))
         if means:
             yield "Groups", means
+
+    def datasets(self) -> Iterator[tuple[str, list[int]]]:
+        """Yield groups with the places of the charts of their datasets."""
+        groups = self._groups()
         for group, members in sorted(groups.items(), key=lambda each: not each[0]):
-            heading = group or ("Other datasets" if len(groups) > 1 else "Datasets")
+            heading = group or ("Other datasets" if len(groups) > 1 else "")
             yield heading, [self._add(Column(n, [n], mean=False), "", group) for n in members]
-        if costs := [place for place in self._costs() if place is not None]:
-            yield "Cost of each checkpoint", costs
+
+    def _groups(self) -> dict[str, list[str]]:
+        groups: dict[str, list[str]] = {}
+        for name in self._found.datasets:
+            groups.setdefault(self._found.groups.get(name, ""), []).append(name)
+        return groups
 
     def _add(self, column: Column, of: str, group: str = "") -> int:
         drawn = []
@@ -190,8 +218,6 @@ class _Charts:
                 )
             )
         first = next((curve for curve in curves if curve is not None), None)
-        if column.name == "mean" and column.mean:
-            self.mean = first
         self._place(column.name, group, drawn, first, of)
         return len(self.data) - 1
 
@@ -217,9 +243,9 @@ class _Charts:
             }
         )
         now = curve.now if curve else f"{values[-1]:.4g}" if values else "no score"
-        self.told.append(_Column(name, now, "; ".join(filter(None, [of, told, jumps])) or "table"))
+        self.told.append(_Column(name, now, "; ".join(filter(None, [of, told, jumps]))))
 
-    def _costs(self) -> Iterator[int | None]:
+    def costs(self) -> Iterator[int]:
         """Yield the places of charts of GPU hours, and of actual over planned time."""
         for name, of in (("GPU hours", _gpu_hours), ("time taken, over planned", _over_plan)):
             drawn = []
@@ -229,7 +255,6 @@ class _Charts:
                 values = [of(row) or 0.0 for row in known]
                 drawn.append(_series(number, steps, values, [0.0] * len(steps), None))
             if not any(one["steps"] for one in drawn):
-                yield None
                 continue
             self._place(name, "", drawn, None, "")
             self.data[-1] |= {"zero": True, "dashed": True}
@@ -302,10 +327,65 @@ def _domain(rows: Mapping[str, Sequence[Row]]) -> list[int]:
     )
 
 
-def _subtitle(shown: Experiment, trainings: Mapping[str, str]) -> str:
-    folders = ", ".join(training for training in trainings if training != shown.baseline)
-    against = f", against {shown.baseline}" if shown.baseline is not None else ""
-    return f"Scores of the checkpoints in {folders}{against}"
+def _subtitle(shown: Experiment, names: Mapping[str, str], own: Sequence[Row]) -> str:
+    steps = [row.step for row in own if row.step is not None]
+    hours = sum(row.gpu_seconds or 0.0 for row in own) / 3600
+    facts = [
+        ", ".join(names),
+        plural(len(own), "checkpoint") + (f" to step {max(steps):,}" if steps else ""),
+        plural(len(shown.found.datasets), "dataset"),
+        *([f"{hours:,.1f} GPU hours"] if hours else []),
+        *([f"against {shown.baseline}"] if shown.baseline is not None else []),
+    ]
+    return " · ".join(facts)
+
+
+def _answers(shown: Experiment, own: Sequence[Row], names: Mapping[str, str]) -> Iterator[_Answer]:
+    """Yield whether the newest is better, which checkpoint is the best, and what is wrong."""
+    for each in shown.compared:
+        tone = {"better": "good", "worse": "bad"}.get(each.verdict, "")
+        answer = each.verdict.capitalize() or "Not known"
+        yield _Answer(each.title, answer, [each.told, each.summary], tone)
+    if not shown.compared:
+        yield _Answer("the last checkpoint against the one before", "One checkpoint so far", [])
+    found = shown.found._replace(rows=own)
+    by = mean_column(found, own)
+    if by is None and len(found.datasets) == 1:
+        by = Column(found.datasets[0], found.datasets, mean=False)
+    if by is not None:
+        with contextlib.suppress(UserError):  # no checkpoint has it
+            yield _best(best(found, by), by, names)
+    newest = {row.training: row for row in own if row.step is not None}.values()
+    now = [alarm for alarm in reversed(shown.alarms) if alarm.last in newest]
+    earlier = len(shown.alarms) - len(now)
+    past = [plural(earlier, "earlier alarm")] if earlier else []
+    question = "is something wrong?"
+    if not now:
+        yield _Answer(question, "No alarm now", past, "good")
+        return
+    kinds = dict.fromkeys(f"{alarm.kind}: {alarm.what}" for alarm in now[:3])
+    answer = "; ".join(kinds)
+    more = [f"and {len(now) - 3:,} more"] if len(now) > 3 else []
+    since = [f"{_named(alarm.row, names)}: {_alarm(alarm, names)[1]}" for alarm in now[:1]]
+    yield _Answer(question, answer[0].upper() + answer[1:], [*since, *more, *past], "bad")
+
+
+def _best(found: Best, by: Column, names: Mapping[str, str]) -> _Answer:
+    """Return the best checkpoint, and how many may be as good."""
+    of = f" of {len(by.datasets)} datasets" if by.mean else ""
+    words = [f"{by.name}{of} {found.value.value:.4f}"]
+    if error := by.known_error(found.row):
+        words[0] += f" ±{_SURE * error:.4f}"
+    if found.close:
+        last = max((row for row, _ in found.close), key=lambda row: row.created)
+        newer = last.created > found.row.created
+        newest = f"the newest is {_named(last, names)}" if newer else "it is the newest of them"
+        words.append(f"{plural(len(found.close), 'other')} may be as good; {newest}")
+    return _Answer("best checkpoint", _named(found.row, names), words)
+
+
+def _named(row: Row, names: Mapping[str, str]) -> str:
+    return f"{names.get(row.training, '')}, {row.name}" if len(names) > 1 else row.name
 
 
 def _legend(shown: Experiment, trainings: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -320,29 +400,17 @@ def _legend(shown: Experiment, trainings: Mapping[str, str]) -> list[tuple[str, 
     ]
 
 
-def _tiles(shown: Experiment, own: Sequence[Row], mean: Curve | None) -> Iterator[tuple[str, str]]:
-    steps = [row.step for row in own if row.step is not None]
-    yield f"{len(own):,}", f"checkpoints, to step {max(steps):,}" if steps else "checkpoints"
-    yield f"{len(shown.found.datasets):,}", "datasets"
-    if mean is not None:
-        yield mean.now, "mean, smoothed, now"
-        yield mean.goes, f"per {SLOPE_STEPS:,} steps"
-    hours = sum(row.gpu_seconds or 0.0 for row in own) / 3600
-    yield f"{hours:,.1f} h", "GPU time"
-    yield f"{len(shown.alarms):,}", "alarms" if len(shown.alarms) != 1 else "alarm"
+def _alarm(alarm: Alarm, names: Mapping[str, str]) -> tuple[str, str]:
+    """Return where an alarm is and what it is about, and its evidence."""
+    until = "" if alarm.last == alarm.row else f", until {alarm.last.name}"
+    good = f"; the last good one is {alarm.good.name}" if alarm.good else ""
+    what = f"{_named(alarm.row, names)}: {alarm.what}: {alarm.kind}"
+    return what, f"{alarm.words}{until}{good}"
 
 
-def _alarm(alarm: Alarm, trainings: Mapping[str, str]) -> str:
-    where = f"{trainings.get(alarm.row.training, '')}, " if len(trainings) > 1 else ""
-    until = "" if alarm.last == alarm.row else f", until step {alarm.last.step:,}"
-    good = f"; the last good one is step {alarm.good.step:,}" if alarm.good else ""
-    return f"{where}step {alarm.row.step:,}: {alarm.what}: {alarm.kind}: {alarm.words}{until}{good}"
-
-
-def _cost(row: Row, trainings: Mapping[str, str]) -> _Cost:
-    name = f"step {row.step:,}" if row.step is not None else PurePath(row.checkpoint).name
+def _cost(row: Row, names: Mapping[str, str]) -> _Cost:
     return _Cost(
-        name=f"{trainings[row.training]}, {name}" if len(trainings) > 1 else name,
+        name=_named(row, names),
         scores=len(row.scores),
         missing=len(row.missing),
         gpu_hours="" if (hours := _gpu_hours(row)) is None else f"{hours:.2f}",

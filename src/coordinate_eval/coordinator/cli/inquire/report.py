@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
+from coordinate_eval._format import plural
 from coordinate_eval.coordinator.cli.inquire.alarms import alarms_of
-from coordinate_eval.coordinator.cli.inquire.compare import p_words, summary_of
+from coordinate_eval.coordinator.cli.inquire.compare import p_words
 from coordinate_eval.coordinator.cli.inquire.history import load
 from coordinate_eval.coordinator.cli.inquire.runs import find
 from coordinate_eval.coordinator.cli.options import common
@@ -23,7 +24,7 @@ from coordinate_eval.coordinator.display.run_page import write_report
 from coordinate_eval.coordinator.history.columns import item_error
 from coordinate_eval.coordinator.history.measured import Measured as Kept
 from coordinate_eval.coordinator.history.rows import Row
-from coordinate_eval.coordinator.history.series import Series, series
+from coordinate_eval.coordinator.history.series import Series, mean_column, series
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.results import read_results
@@ -172,10 +173,12 @@ def _comparisons(found: Series, base: Sequence[Row], settings: Settings) -> Iter
         rows = [row for row in rows if row.step is not None] or rows
         of = f"{name}: " if len(names) > 1 else ""
         if len(rows) > 1:
-            yield _compared(f"{of}the last checkpoint against the one before", rows[-2:], settings)
+            title = f"{of}the last checkpoint against the one before"
+            yield _compared(title, found, rows[-2:], settings)
         if rows and base:
             yield _compared(
                 f"{of}the last checkpoint against the baseline",
+                found,
                 [_like(rows[-1], base), rows[-1]],
                 settings,
             )
@@ -188,24 +191,44 @@ def _like(row: Row, base: Sequence[Row]) -> Row:
     return before[-1] if before else scored[0]
 
 
-def _compared(title: str, pair: Sequence[Row], settings: Settings) -> Compared:
+def _compared(title: str, of: Series, pair: Sequence[Row], settings: Settings) -> Compared:
     """Return what differs item by item where both runs are there, else by the kept scores."""
     first, second = pair
     heads = _heads(first, second)
     try:
-        found = compare(find(first.runs[0], settings), find(second.runs[0], settings))
-        mean = [found.mean] if found.mean else []
-        rows = [*mean, *found.aggregates, *found.groups, *found.datasets]
-        return Compared(title, heads, summary_of(heads, found), [_words(each) for each in rows])
+        found = compare(*(_there(row, settings) for row in pair))
+        mean, datasets = found.mean, found.datasets
+        measured = [*found.aggregates, *found.groups, *datasets]
+        note = "Of the datasets called better or worse, 5% may be so by chance."
     except (CoordinateError, OSError) as error:
-        measured = _apart(first, second)
-        told = [each.verdict for each in measured]
-        summary = (
-            f"Not item by item: {str(error).splitlines()[0]} By the errors of both scores, as if "
-            f"each had answered other items: better in {told.count('better')}, worse in "
-            f"{told.count('worse')}, too close in {told.count('no difference')}."
+        mean, measured = _mean_apart(of, first, second), _apart(first, second)
+        datasets = measured
+        note = (
+            f"Not item by item: {str(error).splitlines()[0].rstrip('.')}. Differences are by the "
+            "errors of both scores, as if each had answered other items."
         )
-        return Compared(title, heads, summary, [_words(each) for each in measured])
+    chief, told = mean or (datasets[0] if len(datasets) == 1 else None), ""
+    if chief is not None and chief.low is not None and chief.high is not None:
+        told = f"{chief.name} {chief.difference:+.4f} (95 %: {chief.low:+.4f} … {chief.high:+.4f})"
+    rows = [_words(each) for each in (*([mean] if mean else []), *measured)]
+    verdicts = [each.verdict for each in datasets]
+    counts = (
+        f"{heads[1]} against {heads[0]}: better in {verdicts.count('better'):,}, worse in "
+        f"{verdicts.count('worse'):,} of {plural(len(datasets), 'dataset')}"
+    )
+    return Compared(title, heads, chief.verdict if chief else "", told, counts, note, rows)
+
+
+def _there(row: Row, settings: Settings) -> RunDir:
+    """Return the newest run of a checkpoint.
+
+    Raises:
+        UserError: it is gone. The words stand in a page that may be sent, so no path is in them.
+    """
+    try:
+        return find(row.runs[0], settings)
+    except UserError as error:
+        raise UserError(f"the run of {_step(row)} was removed") from error
 
 
 def _heads(first: Row, second: Row) -> tuple[str, str]:
@@ -222,31 +245,51 @@ def _step(row: Row) -> str:
 def _apart(first: Row, second: Row) -> list[Measured]:
     """Return the differences of two checkpoints' scores with the errors that these have."""
     measured = []
-    for name in first.scores.keys() & second.scores.keys():
+    for name in second.scores:
+        if name not in first.scores:
+            continue
         before, now = first.score(name), second.score(name)
         errors = [item_error(each.value, each.stderr, each.items) for each in (before, now)]
-        error, difference = math.hypot(*errors), now.value - before.value
-        if not all(errors) or not math.isfinite(difference):
-            continue
-        measured.append(
-            Measured(
-                name=name, first=before.value, second=now.value, difference=difference,
-                stderr=error, low=difference - _SURE * error, high=difference + _SURE * error,
-                p=math.erfc(abs(difference) / error / math.sqrt(2)), metric=now.metric,
-                higher_is_better=now.higher_is_better,
-            )
-        )  # fmt: skip
-    order = {name: place for place, name in enumerate(second.scores)}
-    measured.sort(key=lambda each: order[each.name])
+        if all(errors) and math.isfinite(now.value - before.value):
+            made = _difference(name, before.value, now.value, math.hypot(*errors))
+            more = {"metric": now.metric, "higher_is_better": now.higher_is_better}
+            measured.append(made.model_copy(update=more))
     return with_verdicts(measured)
 
 
+def _mean_apart(of: Series, first: Row, second: Row) -> Measured | None:
+    """Return the difference of two checkpoints' means, None if one is not known."""
+    pair = [first, second]
+    if (mean := mean_column(of._replace(rows=pair), pair)) is None:
+        return None
+    before, now = mean.values(pair)
+    if before is None or now is None:
+        return None
+    errors = [mean.known_error(row) or 0.0 for row in pair]
+    if not all(errors):
+        return None
+    made = _difference(mean.name, before.value, now.value, math.hypot(*errors))
+    return with_verdicts([made.model_copy(update={"datasets": len(mean.datasets)})])[0]
+
+
+def _difference(name: str, first: float, second: float, error: float) -> Measured:
+    difference = second - first
+    return Measured(
+        name=name, first=first, second=second, difference=difference, stderr=error,
+        low=difference - _SURE * error, high=difference + _SURE * error,
+        p=math.erfc(abs(difference) / error / math.sqrt(2)),
+    )  # fmt: skip
+
+
 def _words(each: Measured) -> tuple[str, str, str, str, str, str, str]:
-    interval = (
-        "" if each.low is None or each.high is None else f"{each.low:+.4f} … {each.high:+.4f}"
-    )
+    known = each.low is not None and each.high is not None
+    interval = " … ".join(_figure(x or 0.0, "+") for x in (each.low, each.high)) if known else ""
     name = f"{each.name} ({each.datasets})" if each.datasets > 1 else each.name
     return (
-        name, f"{each.first:.4f}", f"{each.second:.4f}", f"{each.difference:+.4f}", interval,
+        name, _figure(each.first), _figure(each.second), _figure(each.difference, "+"), interval,
         "" if each.p is None else p_words(each.p), each.verdict or "",
     )  # fmt: skip
+
+
+def _figure(value: float, sign: str = "") -> str:
+    return f"{value:{sign}.4f}" if abs(value) < 1e5 else f"{value:{sign}.4g}"
