@@ -30,7 +30,7 @@ from coordinate_eval.coordinator.inputs.suites import suite
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 1100
-HISTORY_HEIGHT, PLAN_HEIGHT = 1230, 1420
+HISTORY_HEIGHT, PLAN_HEIGHT = 1212, 1420
 CHECKPOINTS, STEPS_BETWEEN = 60, 2000
 JUMP_AT, DROP_AT = 34, 57
 """Checkpoints from which some datasets are better, as after new data, and all are worse."""

@@ -108,10 +108,10 @@ def test_the_page_of_a_run_begins_with_its_scores(run_dir: RunDir) -> None:
     assert write_report(run_dir, results) == ""
     page = run_dir.report.read_text()
     text = html.unescape(re.sub(r"<[^>]*>", " ", page))
-    assert re.search(rf"{first}\s+1,234\s+acc\s+0.6123\s+± 0.0123", text)
-    assert re.search(rf"{second}\s+1,234\s+exact_match,strict \(mean of 3 tasks\)\s+0.2500", text)
+    assert re.search(rf"{first}\s+0.6123\s+± 0.0123\s+acc\s+1,234", text)
+    assert re.search(rf"{second}\s+0.2500\s+exact_match,strict \(mean of 3 tasks\)\s+1,234", text)
     assert f"{second}: 30% of answers are empty" in text
-    assert text.index("0.6123") < text.index("What happened")
+    assert text.index("0.6123") < text.index("to the last score")
 
 
 def test_a_run_that_goes_on(run_dir: RunDir) -> None:

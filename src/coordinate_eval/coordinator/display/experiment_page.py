@@ -357,8 +357,9 @@ def _answers(shown: Experiment, own: Sequence[Row], names: Mapping[str, str]) ->
             yield _best(best(found, by), by, names)
     newest = {row.training: row for row in own if row.step is not None}.values()
     now = [alarm for alarm in reversed(shown.alarms) if alarm.last in newest]
-    earlier = len(shown.alarms) - len(now)
-    past = [plural(earlier, "earlier alarm")] if earlier else []
+    past = []
+    if earlier := [alarm for alarm in shown.alarms if alarm not in now]:
+        past.append(f"{plural(len(earlier), 'earlier alarm')}, {_alarm(earlier[-1], names)[0]}")
     question = "is something wrong?"
     if not now:
         yield _Answer(question, "No alarm now", past, "good")

@@ -130,6 +130,7 @@ def render(
         last_response=last_response,
         charts=[*charts, ("What happened", draw(lanes, end, colors))],
         colors=colors,
+        drawn=drawn,
         count=len(drawn),
         phases=[(STYLES[phase], phase.value) for phase in Phase],
         samples=samples,
