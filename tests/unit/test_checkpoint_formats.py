@@ -23,8 +23,13 @@ FORMATS: dict[str, tuple[tuple[str, ...], str]] = {
         ("common.pt", "metadata.json", "model.embedding/0.0"), "Megatron Core",
     ),
     "a rank of Megatron-LM": (("model_optim_rng.pt", "distrib_optim.pt"), "Megatron-LM"),
-    "NeMo 2": (("context/model.yaml", "weights/__0_0.distcp"), "NeMo"),
-    "NeMo 1": (("llama.nemo",), "NeMo"),
+    "Megatron Core, begun": (("common.pt",), "try again afterwards"),
+    "NeMo 2, unfinished": (("context/model.yaml", "weights/__0_0.distcp"), "try again afterwards"),
+    "NeMo 2, zarr": (
+        ("context/io.json", "weights/common.pt", "weights/model.embedding/0.0"), "nemo llm export",
+    ),
+    "NeMo 1": (("llama.nemo",), "tar -xf"),
+    "NeMo 1, unpacked": (("model_config.yaml", "model_weights/x/0.0"), "OUT/model_weights"),
     "torch.distributed": (("__0_0.distcp", "__1_0.distcp", ".metadata.tmp"), "written last"),
     "LLM Foundry": (("ep0-ba1000-rank0.pt", "ep0-ba1000-rank1.pt"), "convert_composer_to_hf"),
     "DeepSpeed": (
@@ -63,6 +68,12 @@ def test_formats_that_are_not_read_are_named_with_a_way_out(tmp_path: Path, kind
     names, words = FORMATS[kind]
     folder = fill(tmp_path / "a 'step'", names)
     refused(folder, f"checkpoint {folder} is a", words)
+
+
+def test_an_adapter_of_nemo_is_refused_with_its_export(tmp_path: Path) -> None:
+    names = (".metadata", "common.pt", "__0_0.distcp", "adapter_metadata.json")
+    folder = fill(tmp_path / "step", tuple(f"weights/{name}" for name in names))
+    refused(folder, "an adapter of NeMo 2", f"path={folder} target=hf-peft")
 
 
 @pytest.mark.parametrize("kind", ["DeepSpeed", "DeepSpeed, inside", "torch.distributed", "adapter"])

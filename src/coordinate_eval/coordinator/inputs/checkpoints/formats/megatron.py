@@ -10,6 +10,7 @@ arguments of training in `common.pt`.
 import itertools
 import math
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from coordinate_eval.errors import UserError
 
 _COMMON = "common.pt"
 _INSIDE = "weights"  # a folder of NeMo 2
+_ADAPTER = "adapter_metadata.json"  # in it
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 _RANK = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?")
 _CHUNK = re.compile(r"model(\d{0,6})")
@@ -109,6 +111,12 @@ def find(
     if _INSIDE in names and (place / _INSIDE).is_dir():
         place = place / _INSIDE
         names = sorted(entry.name for entry in place.iterdir())
+    if _ADAPTER in names:
+        path = shlex.quote(str(place.parent))
+        raise UserError(
+            f"checkpoint {place} is an adapter of NeMo 2. Export it for PEFT, and give OUT: "
+            f"nemo llm export path={path} target=hf-peft output_path=OUT"
+        )
     if _COMMON in names and dcp_metadata.METADATA in names:
         found = [name for name in names if name.endswith(".distcp")]
         return [place / name for name in (dcp_metadata.METADATA, _COMMON, *found)], []

@@ -62,7 +62,7 @@ _FORMATS = (
         "a distributed checkpoint of Megatron Core without .metadata, which torch_dist writes",
         "If it is being written, try again afterwards. If its format is the older zarr, "
         f"{_MEGATRON}",
-        (r"common\.pt", r".*\.distcp|\.metadata|metadata\.json"),
+        (r"common\.pt",),
     ),
     Format(
         "a file of a rank of Megatron-LM",
@@ -75,9 +75,17 @@ _FORMATS = (
         (r"latest_checkpointed_iteration\.txt|iter_\d{7}",),
     ),
     Format(
-        "a NeMo checkpoint",
-        f"{_TO_HF}: nemo llm export path={{path}} target=hf output_path=OUT",
-        (r"context|.*\.nemo|model_config\.yaml", r"weights|model_weights|.*\.nemo"),
+        "a NeMo 2 checkpoint without weights/.metadata, which torch_dist writes last",
+        "If it is being written, try again afterwards. If its format is the older zarr, convert it "
+        "to Hugging Face's format: nemo llm export path={path} target=hf output_path=OUT",
+        (r"context", r"weights"),
+    ),
+    Format(
+        "an archive of NeMo 1",
+        "Unpack the file: tar -xf FILE.nemo -C OUT. Then give OUT/model_weights, or OUT if that is "
+        "no folder. If its format is the older zarr, convert it to Hugging Face's format with "
+        "NeMo's scripts/checkpoint_converters",
+        (r".*\.nemo|model_config\.yaml", r".*\.nemo|model_weights"),
     ),
     Format(
         "a checkpoint of LLM Foundry or Composer, a file for each rank",
