@@ -114,7 +114,7 @@ def test_a_perplexity_that_explodes_is_a_collapse() -> None:
 
 def test_what_scores_say_of_themselves_is_told_once_each() -> None:
     good = row(1, {"a": share(0.5)})
-    empty = {"a": "30 of 100 answers are empty"}
+    empty = {"a": "a: 30 of 100 answers are empty"}
     rows = [
         good,
         row(2, {"a": Score(math.nan, None, 1000, "acc", True, "x")}),
@@ -128,6 +128,7 @@ def test_what_scores_say_of_themselves_is_told_once_each() -> None:
 
     assert told(raised) == [("not a number", "a", 2), ("missing", "b", 3), ("degenerate", "a", 4)]
     assert raised[0].good == good
+    assert raised[2].words == "30 of 100 answers are empty"
     assert [alarm.last.step for alarm in raised] == [2, 3, 5]
 
 
