@@ -141,12 +141,12 @@ def main() -> None:
     args = parser.parse_args()
     most, suite = args.pairs, shapes(args.precision)
     every, asked = count_requests(shapes()), count_requests(suite)
+    items = sum(shape.ends[-1] for shape in suite)
+    of_all = f" with {asked / every:.1%} of the requests" if args.precision else ""
+    print(f"{len(suite)} datasets, {items:,} items{of_all}")
     print(
-        f"{len(suite)} datasets, {sum(shape.ends[-1] for shape in suite):,} items with "
-        f"{asked / every:.1%} of the requests"
-    )
-    print(
-        f"{'true gain':>9} {'pairs':>6} {'requests':>9} {'of sample':>9} {'called different':>17} "
+        f"{'true gain':>9} {'pairs':>6} {'requests':>9} "
+        f"{'of sample ' if args.precision else ''}{'called different':>17} "
         f"{'full':>6} {'naive':>6} {'agrees':>7} {'wrong side':>11}"
     )
     detectable: list[float] = []
@@ -158,7 +158,8 @@ def main() -> None:
         told = Counter(each.early for each in found)
         wrong = sum({each.early, each.full} == {"better", "worse"} for each in found)
         print(
-            f"{gain:>9.3f} {pairs:>6} {used / every:>9.1%} {used / asked:>9.1%} "
+            f"{gain:>9.3f} {pairs:>6} {used / every:>9.1%} "
+            f"{f'{used / asked:>9.1%} ' if args.precision else ''}"
             f"{1 - told['no difference'] / pairs:>17.1%} "
             f"{np.mean([each.full != 'no difference' for each in found]):>6.1%} "
             f"{np.mean([each.naive for each in found]):>6.1%} "
