@@ -16,7 +16,7 @@ from coordinate_eval.coordinator.history.columns import (
 )
 from coordinate_eval.coordinator.history.measured import Measured
 from coordinate_eval.coordinator.history.rows import Row, by_columns, rows_of
-from coordinate_eval.coordinator.inputs.checkpoints.saved import name_around
+from coordinate_eval.coordinator.inputs.checkpoints.saved import name_before_step
 from coordinate_eval.coordinator.report.main_metric import Member, why_unlike
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Aggregate
@@ -162,19 +162,19 @@ def _apart(measured: Sequence[Measured]) -> tuple[list[Measured], list[str]]:
             of_step.setdefault((each.training, each.step), set()).add(each.checkpoint)
     shared: dict[str, set[str]] = {}
     for (training, step), paths in of_step.items():
-        names = {name_around(path, training, step) for path in paths} if len(paths) > 1 else set()
+        names = {name_before_step(each, training, step) for each in paths if len(paths) > 1}
         if len(names - {""}) > 1:
             shared.setdefault(training, set()).update(names - {""})
     apart = []
     for each in measured:
         names = set() if each.average else shared.get(each.training, set())
-        if names and (name := name_around(each.checkpoint, each.training, each.step)):
+        if names and (name := name_before_step(each.checkpoint, each.training, each.step)):
             names.add(name)
-            each = each.model_copy(update={"training": f"{each.training}/{name}"})
+            each = each.model_copy(update={"training": f"{each.training}/{name}*"})
         apart.append(each)
     return apart, [
         f"{training} has checkpoints of several trainings, by their names: "
-        f"{', '.join(sorted(names)[:5])}"
+        f"{', '.join(f'{name}*' for name in sorted(names)[:5])}"
         for training, names in sorted(shared.items())
     ]
 

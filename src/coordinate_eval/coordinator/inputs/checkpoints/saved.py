@@ -85,17 +85,18 @@ def training_of(checkpoint: str) -> str:
     return str(_step_and_folder(checkpoint)[1])
 
 
-def name_around(checkpoint: str, training: str, step: int | None) -> str:
-    """Return a checkpoint's name below its training's folder, with `*` for its step and all numbers
-    after it; empty where the name does not tell the step.
+def name_before_step(checkpoint: str, training: str, step: int | None) -> str:
+    """Return what a checkpoint's name below its training's folder has before its step.
 
-    It is `7b-step-*` for `7b-step-100`.
+    It is `7b-step-` for `7b-step-100`, `epoch=*-step=` for `epoch=1-step=100.ckpt`, and empty where
+    the name does not tell the step.
     """
+    if step is None:
+        return ""
     below = checkpoint.removeprefix(training).strip("/")
-    for found in re.finditer(NUMBER, below):
-        if number(found[0]) == step:
-            return below[: found.start()] + re.sub(NUMBER, "*", below[found.start() :])
-    return ""
+    places = (found.start() for found in re.finditer(NUMBER, below) if step == number(found[0]))
+    before = below[: next(places, 0)]
+    return re.sub(r"(ep(?:och)?[-_=]?)[0-9]+", r"\1*", before, flags=re.IGNORECASE)
 
 
 def _step_and_folder(checkpoint: str) -> tuple[int | None, Path]:
