@@ -40,8 +40,7 @@ def test_what_fails_is_named_and_the_rest_is_there(user: Workspace) -> None:
     assert [line.partition(":")[0] for line in lines[:3]] == ["1 of 3", "2 of 3", "3 of 3"]
     assert f"the prompts of 2 of 3 datasets are in {user.folder / 'cache'}" in lines
     assert "dataset 'gone': task 'gone'" in done.stderr
-    again = user.call("prefetch", "--checkpoint", tiny_model(), "--suite", wanted,
-                      "--skip", "gone", "--json")  # fmt: skip
+    again = user.call("prefetch", tiny_model(), "--suite", wanted, "--skip", "gone", "--json")
     assert json.loads(again.stdout)["items"] == {"tiny_cloze": 10, "tiny_sums": 11}
     assert "1 of" not in again.stderr  # nothing was built
 
@@ -60,8 +59,6 @@ def test_a_dry_run_shows_no_warnings_of_the_harness(user: Workspace) -> None:
 
 
 def test_which_checkpoint(user: Workspace) -> None:
-    twice = user.call("prefetch", tiny_model(), "--checkpoint", tiny_model(), status=2)
-    assert "give one of them" in twice.stderr
     none = user.call("prefetch", "--suite", suite(user, tiny_cloze="tiny_cloze"), status=2)
     assert "give a checkpoint CKPT" in none.stderr
 

@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic_core import PydanticSerializationError, to_json
 from rich.cells import cell_len
@@ -171,13 +171,22 @@ def errors_are_no_verdict() -> Iterator[None]:
         raise UserError(str(error)) from error
 
 
+def new_table(*heads: str, title: str | None = None) -> Table:
+    """Return an empty table, whose texts are folded where the terminal is narrow.
+
+    A head that begins with ">" is of numbers, one with "=" of texts: neither is folded.
+    """
+    made = Table(title=title and escape(title), title_justify="left")
+    for head in heads:
+        whole = head[:1] in (">", "=")
+        justify: Literal["left", "right"] = "right" if head[:1] == ">" else "left"
+        made.add_column(escape(head[whole:]), justify=justify, no_wrap=whole, overflow="fold")
+    return made
+
+
 def results_table(results: dict[str, Any]) -> Table:
     """Return the content of `results.json` as a table: one row for each task and metric."""
-    shown = Table(title=escape(str(results["run"])), title_justify="left")
-    for column, justify in (("task", "left"), ("metric", "left"), ("score", "right")):
-        shown.add_column(column, justify=justify)  # type: ignore[arg-type]  # rich's Literal
-    shown.add_column("± stderr", justify="right")
-    shown.add_column("items", justify="right")
+    shown = new_table("task", "metric", ">score", ">± stderr", ">items", title=str(results["run"]))
     stopped = results.get("stopped", {})
     for task, entry in results["results"].items():
         first = True
@@ -216,11 +225,8 @@ def differences(found: dict[str, Any]) -> Table | Text:
     notes = [f"{name}: {why}" for name, why in found["judges"].items()]
     if not found["changed"] and not found["not_scored_before"]:
         return Text("\n".join([f"no score has changed since {found['dir']}", *notes]))
-    shown = Table(title=f"changed since {escape(found['dir'])}", title_justify="left")
-    for column, justify in (("task", "left"), ("metric", "left"), ("before", "right")):
-        shown.add_column(column, justify=justify)  # type: ignore[arg-type]  # rich's Literal
-    shown.add_column("now", justify="right")
-    shown.add_column("difference", justify="right")
+    heads = ("task", "metric", ">before", ">now", ">difference")
+    shown = new_table(*heads, title=f"changed since {found['dir']}")
     for tasks in found["changed"].values():
         for task, values in tasks.items():
             for metric, value in values.items():
@@ -237,11 +243,8 @@ def differences(found: dict[str, Any]) -> Table | Text:
 
 def first_signal_table(known: dict[str, Any]) -> Table:
     """Return `known`, the content of a `first-signal.json`, as a table for people."""
-    shown = Table(title="first signal: from some of the items only", title_justify="left")
-    shown.add_column("task")
-    shown.add_column("metric")
-    for column in ("score", "95 % interval", "items"):
-        shown.add_column(column, justify="right")
+    heads = ("task", "metric", ">score", ">95 % interval", ">items")
+    shown = new_table(*heads, title="first signal: from some of the items only")
     for name, dataset in known["datasets"].items():
         items = f"{dataset['items']} of {dataset['of_items']}"
         if dataset["of_tasks"] > 1:

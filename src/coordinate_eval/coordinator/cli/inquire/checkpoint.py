@@ -10,13 +10,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from coordinate_eval._format import brief, plural, size
 from coordinate_eval._text_config import text_config
 from coordinate_eval.coordinator.cli.options import common, launching
 from coordinate_eval.coordinator.cli.options.parsing import option
-from coordinate_eval.coordinator.cli.output import say, table_console, write_json
+from coordinate_eval.coordinator.cli.output import new_table, say, table_console, write_json
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import (
     checkpoint_files,
@@ -228,8 +227,7 @@ def _print(report: _Report) -> None:
         if value:
             console.print(f"[bold]{name}[/bold]  {escape(value)}", highlight=False)
     if report.tensors:
-        table = Table("tensors", "type", "shape")
-        table.add_column("number", justify="right")
+        table = new_table("tensors", "type", "shape", ">number")
         for group in report.tensors:
             shape = " × ".join(f"{n:,}" for n in group["shape"])
             table.add_row(

@@ -15,6 +15,7 @@ from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.coordinator.cli.output import (
     errors_are_no_verdict,
+    new_table,
     out,
     say,
     table_console,
@@ -141,13 +142,9 @@ def _labels(first: Side, second: Side) -> tuple[str, str]:
 
 
 def _table(heads: tuple[str, str], measured: Sequence[Measured], what: str) -> Table:
-    table = Table()
-    table.add_column(what, no_wrap=True)
-    if what == "dataset":
-        table.add_column("metric", no_wrap=True)
-    for title in (*heads, "difference", "95% interval", "p"):
-        table.add_column(escape(title), justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    metric = ["=metric"] if what == "dataset" else []
+    numbers = (f">{title}" for title in (*heads, "difference", "95% interval", "p"))
+    table = new_table(f"={what}", *metric, *numbers, "=")
     for each in measured:
         name = each.name if what == "dataset" else f"{each.name} ({each.datasets})"
         cells = [escape(name), *([escape(each.metric)] if what == "dataset" else [])]
@@ -259,12 +256,7 @@ def _show_gate(
 
 
 def _findings_table(findings: list[Finding]) -> Table:
-    table = Table()
-    for title in ("of", "rule"):
-        table.add_column(title, overflow="fold")
-    for title in ("value", "95% interval"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("")
+    table = new_table("of", "rule", ">value", ">95% interval", "")
     for each in findings:
         sign = "+" if each.bound.startswith(("loses", "gains")) else ""
         interval = ""

@@ -4,7 +4,6 @@ import json
 import sys
 
 from rich.markup import escape
-from rich.table import Table
 
 from coordinate_eval._format import plain
 from coordinate_eval.coordinator.cli import output
@@ -28,9 +27,7 @@ def config_command(as_json: common.Json = False, settings_file: common.SettingsF
             line = f"{name} = {text}  # ({origins[name]}) {meaning(name)}"
             sys.stdout.write(f"{plain(line)}\n")
         return
-    table = Table("setting", "value", "from", "meaning")
-    for column in table.columns:
-        column.overflow = "fold"
+    table = output.new_table("setting", "value", "from", "meaning")
     for name, value in values.items():
         cells = (name, json.dumps(value, ensure_ascii=False), origins[name], meaning(name))
         table.add_row(*map(escape, cells))

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from coordinate_eval._format import bars, plural, sparkline
 from coordinate_eval.coordinator.cli.inquire.history import alone, load
+from coordinate_eval.coordinator.cli.output import new_table
 from coordinate_eval.coordinator.history.curve import LEAST, SLOPE_STEPS, Curve, curve_of
 from coordinate_eval.coordinator.history.noise import Noise, noise_of
 from coordinate_eval.coordinator.history.rows import Row
@@ -57,14 +58,8 @@ def _document(curve: Curve) -> dict[str, Any]:
 def curves_table(found: Series, columns: Sequence[Column]) -> Table:
     """Return a row for each column: its level now, its slope, and its change points."""
     several = len({row.training for row in found.rows}) > 1
-    table = Table()
-    if several:
-        table.add_column("training", overflow="fold")
-    table.add_column("scores", no_wrap=True)
-    table.add_column("smoothed, now", justify="right", no_wrap=True)
-    table.add_column(f"per {SLOPE_STEPS:,} steps", justify="right", no_wrap=True)
-    table.add_column("change points")
-    table.add_column("", no_wrap=True)
+    heads = ["training"] * several + ["=scores", ">smoothed, now", f">per {SLOPE_STEPS:,} steps"]
+    table = new_table(*heads, "change points", "=")
     for training, column, rows, curve in _each(found, columns):
         name = f"{column.name} ({len(column.datasets)})" if column.mean else column.name
         first = [escape(training)] * several
@@ -92,12 +87,8 @@ def noise(found: Series, columns: Sequence[Column]) -> dict[str, list[dict[str, 
 def noise_table(found: Series, columns: Sequence[Column]) -> Table:
     """Return a row for each column: its rise, its noise, and the rise over the noise."""
     trainings = dict.fromkeys(row.training for row in found.rows)
-    table = Table()
-    if len(trainings) > 1:
-        table.add_column("training", overflow="fold")
-    table.add_column("scores", no_wrap=True)
-    for name in ("rise", "noise", "of it sampling", "rise / noise"):
-        table.add_column(name, justify="right", no_wrap=True)
+    heads = ["training"] * (len(trainings) > 1) + ["=scores"]
+    table = new_table(*heads, ">rise", ">noise", ">of it sampling", ">rise / noise")
     few = 0
     for training in trainings:
         told = list(_noises(found, columns, training))

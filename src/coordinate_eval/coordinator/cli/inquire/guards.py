@@ -21,7 +21,7 @@ from coordinate_eval._format import bars, brief, plural, whole_duration
 from coordinate_eval.clusters.protocol import Cluster
 from coordinate_eval.coordinator.cli.options import common, parsing
 from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, WHERE, option
-from coordinate_eval.coordinator.cli.output import say, table_console, write_json
+from coordinate_eval.coordinator.cli.output import new_table, say, table_console, write_json
 from coordinate_eval.coordinator.cli.process import callers_environment
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
@@ -308,10 +308,8 @@ def _print(found: dict[str, Any], where: Console) -> None:
 
 
 def _incidents(attempts: list[dict[str, Any]]) -> Table:
-    shown = Table(title="incidents", title_justify="left")
-    for column in ("attempt", "what", "cause", "nodes", "then"):
-        shown.add_column(column)
-    shown.add_column("steps lost", justify="right")
+    heads = ("attempt", "what", "cause", "nodes", "then", ">steps lost")
+    shown = new_table(*heads, title="incidents")
     for each, following in zip(attempts, [*attempts[1:], None], strict=True):
         if not each["incident"]:
             continue

@@ -15,7 +15,7 @@ from coordinate_eval._format import plural, whole_duration
 from coordinate_eval.clusters.protocol import TaskStatus
 from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.options.parsing import option
-from coordinate_eval.coordinator.cli.output import out, say, table_console, write_json
+from coordinate_eval.coordinator.cli.output import new_table, out, say, table_console, write_json
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -277,17 +277,12 @@ def _row(
 
 
 def _table(rows: list[dict[str, Any]], dataset: str | None) -> Table:
-    table = Table()
-    table.add_column("run", overflow="fold")
-    table.add_column("suite", overflow="fold")
-    table.add_column("state")
-    table.add_column("scored", justify="right", no_wrap=True)
-    table.add_column("age", justify="right", no_wrap=True)
     metrics = {row["score"]["metric"] for row in rows if row.get("score")}
+    heads = ["run", "suite", "state", ">scored", ">age"]
     if dataset is not None:
         # One metric is named once, above its values.
-        heading = f"{dataset}\n{escape(metrics.pop())}" if len(metrics) == 1 else dataset
-        table.add_column(heading, justify="right", no_wrap=True)
+        heads.append(f">{dataset}\n{metrics.pop()}" if len(metrics) == 1 else f">{dataset}")
+    table = new_table(*heads)
     for row in rows:
         cells = [
             row["run"],

@@ -12,14 +12,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from coordinate_eval import _owner
 from coordinate_eval._format import plural, visible
 from coordinate_eval.coordinator.cli.inquire.runs import Found, find, find_all, readable_rows
 from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, option
-from coordinate_eval.coordinator.cli.output import out, say, table_console, write_json
+from coordinate_eval.coordinator.cli.output import new_table, out, say, table_console, write_json
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -270,12 +269,8 @@ def _print(rows: Sequence[dict[str, Any]], datasets: Sequence[str], settings: Se
         return
     trainings = _trainings(rows)
     for part in _blocks(rows, datasets, console.width):
-        table = Table()
-        if trainings:
-            table.add_column("training", no_wrap=True)
-        table.add_column("step", justify="right", no_wrap=True)
-        for name in part:
-            table.add_column(escape(_heading(rows, name)), justify="right", no_wrap=True)
+        heads = ["=training"] * bool(trainings) + [">step"]
+        table = new_table(*heads, *(f">{_heading(rows, name)}" for name in part))
         for row in rows:
             of = [escape(trainings[row["training"]])] if trainings else []
             table.add_row(*of, escape(_label(row, rows)), *_cells(row, part))

@@ -8,8 +8,6 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 from rich.console import Group
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from coordinate_eval import _files
@@ -19,7 +17,7 @@ from coordinate_eval.coordinator.cli.inquire import status_screen
 from coordinate_eval.coordinator.cli.inquire.runs import name_for_commands, open_to_show
 from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, option
-from coordinate_eval.coordinator.cli.output import say, table_console, write_json
+from coordinate_eval.coordinator.cli.output import new_table, say, table_console, write_json
 from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided, suspected_nodes
 from coordinate_eval.coordinator.incidents.shown import report_failures
 from coordinate_eval.coordinator.inputs import clusters
@@ -323,10 +321,8 @@ def _of_results(run_dir: RunDir) -> TimeLedger | None:
 
 
 def _shown(run_id: str, found: TimeLedger) -> Group:
-    table = Table(title=f"run {escape(run_id)}: {duration(found.seconds)}", title_justify="left")
-    table.add_column("GPU time")
-    table.add_column("GPU hours", justify="right")
-    table.add_column("share", justify="right")
+    title = f"run {run_id}: {duration(found.seconds)}"
+    table = new_table("GPU time", ">GPU hours", ">share", title=title)
     total = found.total_gpu_seconds
     for use, seconds in found.gpu_seconds.items():
         share = f"{seconds / total:.1%}" if total else ""

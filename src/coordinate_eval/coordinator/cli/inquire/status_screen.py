@@ -16,6 +16,7 @@ from coordinate_eval.coordinator.cli.output import (
     QUIET_SECONDS,
     differences,
     first_signal_table,
+    new_table,
 )
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.report.warnings import often_odd
@@ -184,11 +185,7 @@ def _times(shown: dict[str, Any]) -> str:
 
 
 def _scores(shown: dict[str, Any]) -> Table:
-    table = Table()
-    table.add_column("dataset", overflow="fold")
-    table.add_column("score", justify="right", no_wrap=True)
-    table.add_column("± stderr", justify="right", no_wrap=True)
-    table.add_column("metric", overflow="fold")
+    table = new_table("dataset", ">score", ">± stderr", "metric")
     for name, row in shown["datasets"].items():
         score = row["score"]
         if score is None:
@@ -202,10 +199,7 @@ def _scores(shown: dict[str, Any]) -> Table:
 
 
 def _datasets(shown: dict[str, Any]) -> Table:
-    table = Table()
-    table.add_column("dataset", overflow="fold")
-    table.add_column("state")
-    table.add_column("shards", justify="right", no_wrap=True)
+    table = new_table("dataset", "state", ">shards")
     for name, row in shown["datasets"].items():
         shards = f"{row['shards_done']} of {row['shards']}" if row["shards"] else ""
         table.add_row(escape(name), escape(row["state"]), shards)
@@ -213,9 +207,7 @@ def _datasets(shown: dict[str, Any]) -> Table:
 
 
 def _jobs(shown: dict[str, Any]) -> Table:
-    table = Table()
-    for heading in ("job", "id", "state", "node", "reason"):
-        table.add_column(heading, overflow="fold")
+    table = new_table("job", "id", "state", "node", "reason")
     for task in shown["jobs"]:
         table.add_row(*(escape(task[key]) for key in ("what", "id", "state", "node", "reason")))
     return table

@@ -11,7 +11,7 @@ from rich.table import Table
 from coordinate_eval._format import duration, plural
 from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.options.parsing import option
-from coordinate_eval.coordinator.cli.output import say, table_console, write_json
+from coordinate_eval.coordinator.cli.output import new_table, say, table_console, write_json
 from coordinate_eval.coordinator.inputs.suites import suite_yaml
 from coordinate_eval.coordinator.inputs.suites.suite import load, shipped
 from coordinate_eval.coordinator.planning.costs import conditions, dataset_cost
@@ -88,10 +88,7 @@ def _list_shipped(*, as_json: bool) -> None:
     if as_json:
         write_json(rows)
         return
-    table = Table("suite")
-    for column in ("datasets", "that can be run", "items"):
-        table.add_column(column, justify="right")
-    table.add_column("groups")
+    table = new_table("suite", ">datasets", ">that can be run", ">items", "groups")
     for row in rows:
         numbers = (f"{row[key]:,}" for key in ("datasets", "with_task", "items"))
         table.add_row(str(row["suite"]), *numbers, ", ".join(row["groups"]))  # type: ignore[arg-type]  # a list here
@@ -170,18 +167,14 @@ def _table(described: dict[str, Any], width: int) -> Table:
     """Return the datasets by group. Names stay whole: a narrow window has fewer columns."""
     degree, model = described["gpus_per_trial"], described["model"]
     known = "" if described["gpu_known"] else " (unknown: taken for an A100)"
-    table = Table(
-        title=escape(
-            f"{described['suite']}: predicted for {model['name']}, {model['parameters']:,} "
-            f"parameters, on one trial of {degree} × {described['gpu']}{known}"
-        ),
-        title_justify="left",
-    )
     rows = _lines(described)
     optional = [n for n in (1, 2) if _width(rows, (0, *range(1, n + 1), 3, 4, 5, 6)) <= width]
     shown = (0, *range(1, max(optional, default=0) + 1), 3, 4, 5, 6)
-    for number in shown:
-        table.add_column(_HEADINGS[number], justify="left" if number < 3 else "right", no_wrap=True)
+    table = new_table(
+        *(("=" if number < 3 else ">") + _HEADINGS[number] for number in shown),
+        title=f"{described['suite']}: predicted for {model['name']}, {model['parameters']:,} "
+        f"parameters, on one trial of {degree} × {described['gpu']}{known}",
+    )
     for row in rows:
         table.add_row(*(escape(row.cells[n]) for n in shown), style=row.style)
         if row.last:

@@ -38,7 +38,6 @@ _PrefetchedFor = Annotated[
         show_default="that of your latest run",
     ),
 ]
-_Checkpoint = Annotated[Path | None, option("What to evaluate", "CKPT", "The same as CKPT.")]
 _Jobs = Annotated[
     int | None,
     option("", "N", "Build with at most N processes.", shown="one for each core", min=1, max=1024),
@@ -53,7 +52,6 @@ _Verbose = Annotated[
 @spread
 def prefetch_command(
     ckpt: _PrefetchedFor = None,
-    checkpoint: _Checkpoint = None,
     *,
     asked: AskedPrompts,
     jobs: _Jobs = None,
@@ -66,13 +64,11 @@ def prefetch_command(
     Where compute nodes have no network, do this once on a machine that has one. What fails is
     named at the end, and the rest is there. Exit status: 0 all is there; 1 something failed.
     """
-    if ckpt is not None and checkpoint is not None:
-        raise UserError("CKPT and --checkpoint are the same: give one of them")
     settings, suite = asked.load(settings_file)
     inputs = read_inputs(
         settings,
         suite,
-        ckpt or checkpoint or _latest_checkpoint(settings),
+        ckpt or _latest_checkpoint(settings),
         **asked.stand_ins,
         strict=False,  # what cannot be built is named at the end
     )

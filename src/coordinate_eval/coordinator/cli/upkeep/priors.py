@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.table import Table
 
 from coordinate_eval._format import duration, plural
 from coordinate_eval.coordinator.cli.options import common, parsing
 from coordinate_eval.coordinator.cli.options.parsing import option
-from coordinate_eval.coordinator.cli.output import out, table_console, write_json
+from coordinate_eval.coordinator.cli.output import new_table, out, table_console, write_json
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import UserError
@@ -232,9 +231,8 @@ def _print_rows(answer: dict[str, Any]) -> None:
         out(f"engine starts in {duration(start)}")
     if answer["stage"]["copies"]:
         _print_stage(answer["stage"])
-    table = Table("dataset")
-    for heading in ("predicted", "±", "measured", "seen", "leave-one-out\nerror"):
-        table.add_column(heading, justify="right")
+    numbers = (">predicted", ">±", ">measured", ">seen", ">leave-one-out\nerror")
+    table = new_table("dataset", *numbers)
     for row in answer["datasets"]:
         measured, error = row.get("measured_gpu_seconds"), row.get("error_left_out")
         table.add_row(
