@@ -222,8 +222,9 @@ def guard_of(
     )  # fmt: skip
     guard_dir.guarded.write_text(guarded.model_dump_json())
     (root / "told").mkdir(exist_ok=True)
+    tools: Any = world  # it is all of them
     hands = Tried(
-        guard_dir, guarded, world, world, world, world, world, {},
+        guard_dir, guarded, tools, tools, tools, tools, tools, {},
         lambda key, message: told(key) if told else None, lambda words: None, clock,
     )  # fmt: skip
     return Guard(hands)

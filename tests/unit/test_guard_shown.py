@@ -11,7 +11,7 @@ import pytest
 from tests.clocks import SetClock
 from tests.runs import until
 
-from coordinate_eval.clusters.protocol import End, JobLimits, State, TaskStatus
+from coordinate_eval.clusters.protocol import End, Hold, JobLimits, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.training.guarding import testing_nodes
 from coordinate_eval.coordinator.training.guarding.attempts import (
@@ -25,7 +25,7 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
     What,
 )
 from coordinate_eval.coordinator.training.guarding.decide import decide
-from coordinate_eval.coordinator.training.guarding.guard_job import Handover, prefix
+from coordinate_eval.coordinator.training.guarding.guard_job import handover_of, leaves, prefix
 from coordinate_eval.coordinator.training.guarding.policy import Policy
 from coordinate_eval.coordinator.training.guarding.shown import status
 from coordinate_eval.coordinator.training.guarding.tell import MOST_TRIES, Notifier
@@ -323,13 +323,17 @@ class Jobs:
 
     def __init__(self) -> None:
         self.submitted: list[Any] = []
+        self.held = Hold.NONE
+
+    def cancel(self, job_ids: list[str]) -> None:
+        raise AssertionError(job_ids)
 
     def limits(self) -> JobLimits:
         return JobLimits()
 
     def poll(self, prefix: str) -> list[TaskStatus]:
         return [
-            TaskStatus(name=job.name, job_id=str(number), state=State.PENDING)
+            TaskStatus(name=job.name, job_id=str(number), state=State.PENDING, held=self.held)
             for number, job in enumerate(self.submitted, start=1)
             if job.name.startswith(prefix)
         ]
@@ -341,21 +345,37 @@ class Jobs:
 
 def test_a_guard_submits_its_successor_once_and_leaves_before_its_end(tmp_path: Path) -> None:
     guard_dir, training = guarded(tmp_path)
-    cluster, clock = Jobs(), SetClock()
-    handover = Handover(guard_dir, training, cluster, 240, lambda words: None, clock)  # type: ignore[arg-type]
-    assert not handover.leaves()
+    cluster: Any = Jobs()
+    clock, left = SetClock(), []
+    handover = handover_of(guard_dir, training, cluster, 240, lambda words: None, clock)
+    assert not leaves(handover, guard_dir, training, cluster)
     assert not cluster.submitted
     clock.sleep(215 * 60)
-    left = [handover.leaves() for _ in range(30) if clock.sleep(60) is None]  # type: ignore[func-returns-value]
+    for _ in range(30):
+        clock.sleep(60)
+        left.append(leaves(handover, guard_dir, training, cluster))
     assert [job.name for job in cluster.submitted] == [f"{prefix(training)}super1"]
     assert cluster.submitted[0].requeue
     assert left.index(True) >= 20
 
 
+def test_a_guard_whose_successor_is_held_stays(tmp_path: Path) -> None:
+    guard_dir, training = guarded(tmp_path)
+    cluster: Any = Jobs()
+    clock, said = SetClock(), list[str]()
+    handover = handover_of(guard_dir, training, cluster, 240, said.append, clock)
+    clock.sleep(215 * 60)
+    assert not leaves(handover, guard_dir, training, cluster)
+    cluster.held = Hold.USER
+    clock.sleep(24 * 60)
+    assert not leaves(handover, guard_dir, training, cluster)
+    assert "scontrol release 1" in said[-1]
+
+
 def test_a_guard_that_is_warned_leaves_at_once(tmp_path: Path) -> None:
     guard_dir, training = guarded(tmp_path)
-    cluster = Jobs()
-    handover = Handover(guard_dir, training, cluster, 240, lambda words: None, SetClock())  # type: ignore[arg-type]
+    cluster: Any = Jobs()
+    handover = handover_of(guard_dir, training, cluster, 240, lambda words: None, SetClock())
     handover.ask()
-    assert handover.leaves()
+    assert leaves(handover, guard_dir, training, cluster)
     assert len(cluster.submitted) == 1

@@ -205,9 +205,9 @@ def test_a_run_whose_supervisor_was_not_launched_gets_another(
 def test_a_run_is_supervised_by_who_runs_and_not_by_a_held_successor() -> None:
     held = hold(SUPERVISOR, Hold.USER)
     runs = SUPERVISOR.model_copy(update={"job_id": "9"})
-    assert supervision.supervisors(RUN, [held, runs]) == [runs, held]
-    assert supervision.held_supervisor(RUN, [held, runs]) is None
-    assert supervision.held_supervisor(RUN, [held]) == held
+    assert supervision.supervisors(jobs.prefix(RUN), [held, runs]) == [runs, held]
+    assert supervision.held_supervisor(jobs.prefix(RUN), [held, runs]) is None
+    assert supervision.held_supervisor(jobs.prefix(RUN), [held]) == held
 
 
 class Leaving:

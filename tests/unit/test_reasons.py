@@ -40,8 +40,6 @@ def test_tries_without_progress_are_counted(
     assert resumes.tries_without_progress(run_dir) == 1
     resumes.note(run_dir, by_hand=True)
     assert resumes.tries_without_progress(run_dir) == 0
-    _files.write(run_dir.resumed, "")  # of an earlier version
-    assert resumes.tries_without_progress(run_dir) == 0
 
 
 def test_a_node_that_confines_no_program_says_why(run_dir: RunDir) -> None:

@@ -213,9 +213,3 @@ def test_a_run_stays_with_one_type_of_gpu() -> None:
         made = next_round(run, planned(), [], shards(1.0), (both, []), 0, trials=8)
         (node,) = made.nodes
         assert node.gpu_type == kind
-
-
-def test_rounds_of_earlier_versions_can_be_read() -> None:
-    share = {"node": "n1", "gpu_type": "h200", "trials": 2, "memory_gib": 1.5}
-    old = Round.model_validate({"number": 0, "created": 0, "shares": [share], "minutes": 15})
-    assert old == Round(number=0, created=0, nodes=nodes(2), minutes=15)

@@ -127,7 +127,7 @@ def is_supervised(run_dir: RunDir, run: Run, tasks: list[TaskStatus]) -> bool | 
     One that is held because its launch failed does not count. None where it cannot be known: it
     was started in a terminal of another machine.
     """
-    if supervision.supervisors(run, tasks):
+    if supervision.supervisors(jobs.prefix(run), tasks):
         return True
     epoch = _latest(run_dir)
     if epoch is None or epoch.task:
@@ -280,7 +280,7 @@ def _phase(
         left = _files.read_record_if_there(run_dir.handed_over, HandedOver)
         needs = NEEDS_WATCH if works_on_login(run_dir, run) else ""
         return Phase.UNSUPERVISED, f"{left.why}: {needs}" if left is not None else needs
-    if not supervised and (held := supervision.held_supervisor(run, tasks)):
+    if not supervised and (held := supervision.held_supervisor(jobs.prefix(run), tasks)):
         return Phase.QUEUED, _because(held)
     if not run.planned:
         return _before_plan(run_dir, run, tasks)

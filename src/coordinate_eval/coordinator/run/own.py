@@ -56,7 +56,6 @@ def place(home: Path, identity: str) -> Path:
 
 def work_folder(run_dir: RunDir) -> Path:
     """Return the empty folder in which a run's processes work. Make it if it is missing."""
-    # Runs of earlier versions have none.
     run_dir.work.mkdir(mode=0o700, exist_ok=True)
     return run_dir.work
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import Field, model_validator
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Job, JobLimits
@@ -66,9 +66,6 @@ class Planned(Record):
     )
     copy_seconds: float | None = Field(
         default=None, description="expected of a copy of the weights to a node"
-    )
-    most_trials: int = Field(
-        default=0, description="of a run that an earlier version has planned: as in round 0"
     )
     asks: list[str] = Field(default=[], description="datasets whose metric asks questions")
     judged: list[str] = Field(default=[], description="of these, datasets that ask a judge")
@@ -231,8 +228,7 @@ ANY_NODE = "queued"
 class RoundNode(Record):
     """One node of a round, and the number of trials on it; or trials on any nodes."""
 
-    # Runs of earlier versions say `node` here, and `shares` below.
-    name: str = Field(validation_alias=AliasChoices("name", "node"))
+    name: str
     gpu_type: str
     trials: int
     keeper_cpus: int = Field(default=1, description="cores of the node's keeper")
@@ -257,7 +253,7 @@ class Round(Record):
 
     number: int
     created: float
-    nodes: list[RoundNode] = Field(validation_alias=AliasChoices("nodes", "shares"))
+    nodes: list[RoundNode]
     minutes: int = Field(description="time limit of trials")
     most_minutes: int | None = Field(
         default=None, description="longest time limit of its jobs that was allowed"

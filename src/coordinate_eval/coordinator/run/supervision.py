@@ -72,28 +72,31 @@ def all_in_words(tasks: Iterable[TaskStatus]) -> list[str]:
     ]
 
 
-def supervisors(run: Run, tasks: Iterable[TaskStatus]) -> list[TaskStatus]:
-    """Return the jobs of supervisors that run or wait, those that are held last.
+def supervisors(prefix: str, tasks: Iterable[TaskStatus]) -> list[TaskStatus]:
+    """Return the supervisors, or guards, that run or wait, those that are held last.
+
+    The names of all jobs of their run, or training, begin with `prefix`.
 
     One that is held because its launch failed counts as lost: nobody wants that, or ends it.
     """
-    found = [task for task in _alive(run, tasks) if task.held is not Hold.LAUNCH]
+    found = [task for task in _alive(prefix, tasks) if task.held is not Hold.LAUNCH]
     return sorted(found, key=lambda task: task.held != Hold.NONE)
 
 
-def held_supervisor(run: Run, tasks: Iterable[TaskStatus]) -> TaskStatus | None:
+def held_supervisor(prefix: str, tasks: Iterable[TaskStatus]) -> TaskStatus | None:
     """Return the supervisor that somebody holds, unless the run has another one."""
-    first = next(iter(supervisors(run, tasks)), None)
+    first = next(iter(supervisors(prefix, tasks)), None)
     return first if first is not None and first.held else None
 
 
-def unlaunched_supervisors(run: Run, tasks: Iterable[TaskStatus]) -> list[str]:
+def unlaunched_supervisors(prefix: str, tasks: Iterable[TaskStatus]) -> list[str]:
     """Return the jobs of supervisors that are held because their launch failed."""
-    return [task.job_id for task in _alive(run, tasks) if task.held is Hold.LAUNCH]
+    return [task.job_id for task in _alive(prefix, tasks) if task.held is Hold.LAUNCH]
 
 
-def _alive(run: Run, tasks: Iterable[TaskStatus]) -> list[TaskStatus]:
-    return [t for t in tasks if t.state is not State.ENDED and jobs.is_supervisor(run, t.name)]
+def _alive(prefix: str, tasks: Iterable[TaskStatus]) -> list[TaskStatus]:
+    mine = (task for task in tasks if task.name.startswith(f"{prefix}super"))
+    return [task for task in mine if task.state is not State.ENDED]
 
 
 CURE = (

@@ -124,7 +124,7 @@ def _rounds(run_dir: RunDir, run: Run, poll: PollFacts, work: WorkFacts) -> Roun
     trials = {round_.number: list(read_trials_of(run_dir, round_)) for round_ in rounds}
     idle = count_idle_rounds(run_dir, run, rounds, poll.now)
     in_work = [claim.span for name, claim in work.open_claims if name == "outputs"]
-    most = (max(r.most_trials, run.most_trials, sum(n.trials for n in r.nodes)) for r in rounds[:1])
+    most = (max(r.most_trials, sum(n.trials for n in r.nodes)) for r in rounds[:1])
     return RoundFacts(
         rounds=going_on,
         released=released,

@@ -1,24 +1,20 @@
-"""Handing a run over: a supervisor submits the next one before its own time is up.
+"""Handing over: a supervisor, or a guard, submits the next one before its own time is up.
 
-The old supervisor goes on until the next one has taken over, which may have to wait in the queue,
-or until the old one has to leave.
+The old one goes on until the next one has taken over, which may have to wait in the queue, or until
+the old one has to leave.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
-from coordinate_eval import _files
 from coordinate_eval._clock import Clock, growing
 from coordinate_eval._format import duration
 from coordinate_eval.clusters.protocol import End, State, TaskStatus
-from coordinate_eval.coordinator.run import jobs, supervision
-from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import Run, Submitted
+from coordinate_eval.coordinator.run import supervision
 from coordinate_eval.coordinator.supervisor.submitting import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
-    Submitter,
 )
-from coordinate_eval.coordinator.supervisor.values import Finish
 from coordinate_eval.errors import ClusterError, NotFromHere, SettingsRefused
 
 HANDOVER_SECONDS = 1800.0
@@ -44,21 +40,30 @@ class Handover:
     """The end of one supervisor's time, and the job of the next.
 
     Args:
+        prefix: with which the names of all jobs of the run, or of the guard, begin.
+        submit: submits the supervisor of an epoch, unless it is among these tasks; returns its id.
+        cancel: cancels jobs.
+        logs: folder with the logs of supervisors.
         minutes: time limit of this supervisor's job.
+        leave_seconds: time before the end of `minutes` at which it leaves, at most.
     """
 
     def __init__(
         self,
-        run_dir: RunDir,
-        submitter: Submitter,
+        prefix: str,
+        submit: Callable[[int, list[TaskStatus]], str],
+        cancel: Callable[[list[str]], None],
+        logs: Path,
         minutes: float,
         tell: Callable[[str], None],
         clock: Clock,
+        leave_seconds: float = LEAVE_SECONDS,
     ) -> None:
-        self._dir, self._submitter, self._tell, self._clock = run_dir, submitter, tell, clock
+        self._prefix, self._submit, self._cancel = prefix, submit, cancel
+        self._logs, self._tell, self._clock = logs, tell, clock
         self._end = clock.now() + minutes * 60
         self._when = self._end - min(HANDOVER_SECONDS, minutes * 15)
-        self._leaves = self._end - min(LEAVE_SECONDS, minutes * 7.5)
+        self._leaves = self._end - min(leave_seconds, minutes * 7.5)
         self._was_asked = False
         self._tries, self._again = 0, 0.0
         self._held = ""
@@ -82,23 +87,29 @@ class Handover:
         """Return whether this supervisor was asked to leave, or its time is up."""
         return self._was_asked or self._clock.now() > self._leaves
 
-    def submit(self, run: Run, tasks: list[TaskStatus], epoch: int) -> Finish | bool:
+    def submit(self, tasks: list[TaskStatus], epoch: int) -> bool:
         """Submit the supervisor of this epoch, which takes over when it starts, if none is there.
 
         Return False where the scheduler takes no job now: this supervisor goes on, and tries again.
-        If the scheduler refuses these settings and this supervisor has to leave, the run ends.
 
         If a person holds the successor, keep supervising. If the successor is held because its
         launch failed, cancel it, and count it as dead.
+
+        Raises:
+            SettingsRefused: the scheduler refuses these settings, and this supervisor has to leave.
         """
         alive = [t for t in tasks if t.state is not State.ENDED]  # one that died took nothing over
-        if unlaunched := supervision.unlaunched_supervisors(run, alive):
+        if unlaunched := supervision.unlaunched_supervisors(self._prefix, alive):
             self._tell(f"cancelling {', '.join(unlaunched)}: the next supervisor, not launched")
-            self._submitter.cancel(unlaunched)
+            self._cancel(unlaunched)
             alive = [task for task in alive if task.job_id not in unlaunched]
-        waiting = [t for t in alive if t.state is State.PENDING and jobs.is_supervisor(run, t.name)]
-        if held := supervision.held_supervisor(run, waiting):
-            words = supervision.held_in_words(held)
+        waiting = [
+            task
+            for task in supervision.supervisors(self._prefix, alive)
+            if task.state is State.PENDING
+        ]
+        if waiting and waiting[0].held:
+            words = supervision.held_in_words(waiting[0])
             if words != self._held:
                 self._held = words
                 self._tell(f"the next supervisor does not start: {words}")
@@ -106,25 +117,23 @@ class Handover:
             return False
         # This process may have submitted one before it was killed and started again.
         if not waiting:
-            job = jobs.supervisor_job(run, self._dir, epoch, self._clock.now())
-            if self._tries and all(task.name != job.name for task in alive):
+            name = f"{self._prefix}super{epoch}"
+            if self._tries and all(task.name != name for task in alive):
                 pause = 0.0 if self.has_to_leave else max(0.0, self._again - self._clock.now())
-                self._tell(self._how_it_died(job.name, tasks, pause))
+                self._tell(self._how_it_died(name, tasks, pause))
                 if pause:
                     self._when = min(self._again, self._leaves)
                     return False
             try:
-                job, job_id = self._submitter.find_or_submit(job, alive)
+                job_id = self._submit(epoch, alive)
             except NotFromHere:
                 raise
             except ClusterError as error:
                 if isinstance(error, SettingsRefused) and self._was_asked:
-                    return Finish(f"the scheduler refused {job.name}: {str(error).splitlines()[0]}")
+                    raise
                 self._tell(f"no next supervisor yet: {error}")
                 self._when = self._clock.now() + FIRST_PAUSE_SECONDS
                 return False
-            submitted = Submitted(job=job, job_id=job_id, time=self._clock.now())
-            _files.write_record(self._dir.job(job.name), submitted)
             if all(task.job_id != job_id for task in alive):
                 pause = growing(LOOK_SECONDS, self._tries, LONGEST_PAUSE_SECONDS)
                 self._tries, self._again = self._tries + 1, self._clock.now() + pause
@@ -139,5 +148,5 @@ class Handover:
         again = f"in {duration(pause)}" if pause else "now"
         return (
             f"the next supervisor, {name}, ended{how} before it took over{times}; its log in "
-            f"{self._dir.logs} may say why. It is submitted again {again}"
+            f"{self._logs} may say why. It is submitted again {again}"
         )

@@ -25,7 +25,7 @@ from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.work import all_spans, unscored_datasets
 from coordinate_eval.coordinator.run.own import check_there, is_removed, work_folder
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import JudgeProgress, read_run
+from coordinate_eval.coordinator.run.records import JudgeProgress, Submitted, read_run
 from coordinate_eval.coordinator.run.supervision import latest_epoch, take_over
 from coordinate_eval.coordinator.supervisor import ending
 from coordinate_eval.coordinator.supervisor.decide import decide
@@ -57,6 +57,7 @@ from coordinate_eval.errors import (
     CoordinateError,
     NotFromHere,
     RecordError,
+    SettingsRefused,
     SubmitRefused,
     UserError,
 )
@@ -121,14 +122,17 @@ class Supervisor:
             note=note,
             clock=clock,
         )
-        self._handover = Handover(run_dir, self._submitter, minutes, tell, clock)
+        prefix, cancel = jobs.prefix(self._run), self._submitter.cancel
+        self._handover = Handover(
+            prefix, self._submit_next, cancel, run_dir.logs, minutes, tell, clock
+        )
         self._successors: Set[str] = frozenset()
         self.results: dict[str, Any] | None = None
         self._poll_seconds = self._run.settings.supervisor.poll_seconds
         if cluster.local:
             self._poll_seconds = min(self._poll_seconds, LOCAL_POLL_SECONDS)
         self._guard = Guard(run_dir, self._run, self._tell)
-        self._polls = Polls(cluster, jobs.prefix(self._run), clock)
+        self._polls = Polls(cluster, prefix, clock)
         self._faults = self._silences = 0
         self._job_limit = False
         self._search = Search(
@@ -226,9 +230,12 @@ class Supervisor:
         leaves = self._handover.due
         tasks = self._polls.tasks()
         if leaves:
-            left = self._handover.submit(self._run, tasks, self._epoch + 1)
-            if isinstance(left, Finish):
-                return self._finish(left, self._facts(tasks))
+            try:
+                left = self._handover.submit(tasks, self._epoch + 1)
+            except SettingsRefused as error:
+                name = jobs.supervisor_name(self._run, self._epoch + 1)
+                words = f"the scheduler refused {name}: {str(error).splitlines()[0]}"
+                return self._finish(Finish(words), self._facts(tasks))
             if left and self._handover.has_to_leave:
                 return True
         goes_on = False
@@ -243,6 +250,14 @@ class Supervisor:
         self._show_first_signal()
         self._faults = self._silences = 0
         return None if goes_on else False
+
+    def _submit_next(self, epoch: int, alive: list[TaskStatus]) -> str:
+        """Submit the supervisor of an epoch, unless it is among these tasks; return its id."""
+        now = self._clock.now()
+        job = jobs.supervisor_job(self._run, self._dir, epoch, now)
+        job, job_id = self._submitter.find_or_submit(job, alive)
+        _files.write_record(self._dir.job(job.name), Submitted(job=job, job_id=job_id, time=now))
+        return job_id
 
     def _bear(self, error: Exception) -> None:
         """Say what went wrong, and try again later.

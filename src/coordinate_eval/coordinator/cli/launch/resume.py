@@ -105,11 +105,11 @@ def resume_run(
             return supervise(run_dir, run, cluster, as_json=as_json)
     with working_in(str(work_folder(run_dir))), cluster:
         tasks = clusters.patiently(lambda: cluster.poll(jobs.prefix(run)))
-        alive = supervision.supervisors(run, tasks)
+        alive = supervision.supervisors(jobs.prefix(run), tasks)
         # Its supervisor may still wait for jobs to end. It does nothing more for the run.
         over = run_dir.cancelled.exists() or state.has_ended_incomplete(run_dir)
         supervised = not over and bool(state.is_supervised(run_dir, run, tasks))
-        if not over and (held := supervision.held_supervisor(run, tasks)):
+        if not over and (held := supervision.held_supervisor(jobs.prefix(run), tasks)):
             raise CoordinateError(
                 f"run {run.id} waits for its supervisor: {supervision.held_in_words(held)}"
             )
@@ -118,7 +118,7 @@ def resume_run(
             return _say_supervised(run_dir, run, f"job {alive[0].job_id}")
         if supervised and asked_again and not wait:
             return _say_supervised(run_dir, run, _ANOTHER_PROCESS)
-        if unlaunched := supervision.unlaunched_supervisors(run, tasks):
+        if unlaunched := supervision.unlaunched_supervisors(jobs.prefix(run), tasks):
             words = f"job {', '.join(unlaunched)}, whose launch failed"
             say(f"run {run.id} gets another supervisor than {words}: it is cancelled")
             cluster.cancel(unlaunched)
@@ -164,7 +164,7 @@ def supervise_from_here(settings: Settings) -> list[str]:
         raise ClusterSilent(note)
     lines = []
     for run_dir, run in found:
-        if supervision.supervisors(run, tasks.get(run.nonce) or []):
+        if supervision.supervisors(jobs.prefix(run), tasks.get(run.nonce) or []):
             continue
         before = latest_epoch(run_dir)
         with working_in(str(work_folder(run_dir))):

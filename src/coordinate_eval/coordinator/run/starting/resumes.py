@@ -10,7 +10,6 @@ from coordinate_eval.coordinator.run.claiming.work import all_portions
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.coordinator.run.supervision import latest_epoch
-from coordinate_eval.errors import RecordError
 from coordinate_eval.records import Record
 
 MOST_TRIES = 3
@@ -38,7 +37,7 @@ def tries_without_progress(run_dir: RunDir) -> int:
     A resume that is starting may still make progress: whoever asks meanwhile asks for the same
     resume.
     """
-    last = _last(run_dir)
+    last = _files.read_record_if_there(run_dir.resumed, Resumed)
     if last is None or last.done != _count_done(run_dir):
         return 0
     return max(0, last.tries - _is_starting(run_dir, last))
@@ -46,19 +45,12 @@ def tries_without_progress(run_dir: RunDir) -> int:
 
 def note(run_dir: RunDir, *, by_hand: bool) -> None:
     """Write that the run is resumed now, unless somebody else has asked for it just before."""
-    last = _last(run_dir)
+    last = _files.read_record_if_there(run_dir.resumed, Resumed)
     if not by_hand and last is not None and _is_starting(run_dir, last):
         return
     tries = 0 if by_hand else tries_without_progress(run_dir) + 1
     record = Resumed(time=time.time(), tries=tries, done=_count_done(run_dir))
     _files.write_record(run_dir.resumed, record)
-
-
-def _last(run_dir: RunDir) -> Resumed | None:
-    try:
-        return _files.read_record_if_there(run_dir.resumed, Resumed)
-    except RecordError:  # an empty one, of an earlier version
-        return None
 
 
 def _is_starting(run_dir: RunDir, last: Resumed) -> bool:

@@ -19,6 +19,7 @@ from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.own import own
 from coordinate_eval.coordinator.run.supervision import Epoch, latest_epoch
+from coordinate_eval.coordinator.supervisor.handover import Handover
 from coordinate_eval.coordinator.training.guarding.attempts import (
     GuardDir,
     Guarded,
@@ -33,22 +34,17 @@ from coordinate_eval.coordinator.training.guarding.policy import Policy
 from coordinate_eval.coordinator.training.guarding.tell import Notifier
 from coordinate_eval.coordinator.training.guarding.testing_nodes import NodeTest
 from coordinate_eval.coordinator.training.guarding.watching import Watching
-from coordinate_eval.errors import ClusterError, UserError
+from coordinate_eval.errors import UserError
 from coordinate_eval.slurm.batch import BatchScripts, kept_environment, read_script
 
 GUARD_GIB = 4.0
 """Memory of the job: a look at a checkpoint reads a few tensors at once."""
 
-HANDOVER_SECONDS = 1800.0
-"""Time before the end of its own job at which a guard submits the next one."""
-
 LEAVE_SECONDS = 120.0
-"""Time before that end at which it leaves."""
+"""Time before the end of its own job at which a guard leaves: it ends nothing but itself."""
 
 ALIVE_SECONDS = 180.0
 """Time since its last sign for which a guard that is no job counts as alive."""
-
-_LOOK_SECONDS = 60.0
 
 
 def prefix(guarded: Guarded) -> str:
@@ -116,53 +112,37 @@ def begin_here(guarded: Guarded, guard_dir: GuardDir) -> str:
     return f"process {process.pid} on {os.uname().nodename}"
 
 
-class Handover:
-    """The end of one guard's time, and the job of the next.
+def handover_of(
+    guard_dir: GuardDir,
+    guarded: Guarded,
+    cluster: Cluster,
+    minutes: float,
+    tell: Callable[[str], None],
+    clock: Clock,
+) -> Handover:
+    """Return the end of the time of a guard whose job has so many minutes."""
+    return Handover(
+        prefix(guarded),
+        lambda epoch, alive: submit_guard(guarded, guard_dir, cluster),
+        cluster.cancel,
+        guard_dir.logs,
+        minutes,
+        tell,
+        clock,
+        LEAVE_SECONDS,
+    )
 
-    Args:
-        guard_dir: its folder.
-        guarded: the training.
-        cluster: the scheduler.
-        minutes: time limit of this guard's job.
-        tell: called with what happens.
-        clock: the time.
+
+def leaves(handover: Handover, guard_dir: GuardDir, guarded: Guarded, cluster: Cluster) -> bool:
+    """Return whether a guard leaves now. Submit the next one before.
+
+    Raises:
+        ClusterError: the scheduler does not answer, or never takes the next one from here.
     """
-
-    def __init__(
-        self,
-        guard_dir: GuardDir,
-        guarded: Guarded,
-        cluster: Cluster,
-        minutes: float,
-        tell: Callable[[str], None],
-        clock: Clock,
-    ) -> None:
-        self._dir, self._guarded, self._cluster = guard_dir, guarded, cluster
-        self._tell, self._clock = tell, clock
-        end = clock.passed() + minutes * 60
-        self._when = end - min(HANDOVER_SECONDS, minutes * 15)
-        self._leaves = end - min(LEAVE_SECONDS, minutes * 7.5)
-
-    def ask(self) -> None:
-        """Have this guard leave as soon as it can. A signal handler may call this."""
-        self._when = self._leaves = 0.0
-
-    def leaves(self) -> bool:
-        """Return whether this guard leaves now. Submit the next one before."""
-        now = self._clock.passed()
-        if now < self._when:
-            return False
-        self._when = min(now + _LOOK_SECONDS, max(self._leaves, now + 1))
-        own_epoch = latest_epoch(self._dir.run_dir)
-        try:
-            names = {task.name for task in alive(self._guarded, self._cluster)}
-            if f"{prefix(self._guarded)}super{own_epoch + 1}" not in names:
-                job_id = submit_guard(self._guarded, self._dir, self._cluster)
-                self._tell(f"the next guard is job {job_id}")
-        except ClusterError as error:
-            self._tell(f"no next guard yet: {error}")
-            return False
-        return now >= self._leaves
+    if not handover.due:
+        return False
+    there = handover.submit(cluster.poll(prefix(guarded)), latest_epoch(guard_dir.run_dir) + 1)
+    return there and handover.has_to_leave
 
 
 def name_of(checkpoints: Path) -> str:
@@ -356,7 +336,7 @@ def run_guard(
     tests = NodeTest(guard_dir.root, guarded.python)
     signals = FirstSignals(guard_dir, guarded)
     notifier = Notifier(guard_dir, guarded.policy, environment, tell)
-    handover = Handover(guard_dir, guarded, cluster, minutes, tell, clock)
+    handover = handover_of(guard_dir, guarded, cluster, minutes, tell, clock)
     asked(handover.ask)
     hands = Hands(
         guard_dir,
@@ -375,7 +355,7 @@ def run_guard(
     notifier.go_on()
     tell(f"guard {hands.epoch} of {guarded.script}, in {guard_dir.root}")
     try:
-        over = guard.run(handover.leaves if minutes < float("inf") else lambda: False)
+        over = guard.run(lambda: leaves(handover, guard_dir, guarded, cluster))
         if over is not None:
             unclaim(Path(guarded.checkpoints), guard_dir.root)
         return over

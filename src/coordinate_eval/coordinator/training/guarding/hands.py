@@ -1,144 +1,23 @@
 """The tools of every part of a guard: the training's files, the scheduler, and the time."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
 
 from coordinate_eval import _files
 from coordinate_eval._clock import Clock
 from coordinate_eval.coordinator.run.supervision import latest_epoch, take_over
-from coordinate_eval.coordinator.training.advice import Save
-from coordinate_eval.coordinator.training.guarding.attempts import (
-    Evaluated,
-    GuardDir,
-    Guarded,
-    Logs,
-    NodesTested,
-    Over,
-)
-from coordinate_eval.coordinator.training.guarding.healthy import Choice
+from coordinate_eval.coordinator.training.guarding.attempts import GuardDir, Guarded, Over
+from coordinate_eval.coordinator.training.guarding.first_signals import FirstSignals
+from coordinate_eval.coordinator.training.guarding.healthy import Candidates
 from coordinate_eval.coordinator.training.guarding.policy import Policy
-from coordinate_eval.coordinator.training.guarding.vitals import Vitals
-from coordinate_eval.coordinator.training.scores import Scores
-from coordinate_eval.coordinator.training.spikes import Spike
+from coordinate_eval.coordinator.training.guarding.testing_nodes import NodeTest
+from coordinate_eval.coordinator.training.guarding.watching import Watching
 from coordinate_eval.records import Record
-from coordinate_eval.slurm.batch import BatchJob, Described
+from coordinate_eval.slurm.batch import BatchScripts
 
 
 class Superseded(Exception):
     """A later guard has taken over."""
-
-
-class Scripts(Protocol):
-    """The scheduler, as a guard asks it: see `slurm/batch.py`."""
-
-    def submit(
-        self,
-        script: Path,
-        *,
-        mark: str,
-        folder: str,
-        environment: Mapping[str, str],
-        variables: Mapping[str, str],
-        arguments: Sequence[str] = (),
-        exclude: Collection[str] = (),
-        nodes: int | None = None,
-    ) -> str:
-        """Submit a script as a held job, and return the id of the job."""
-        ...
-
-    def jobs(self, mark: str) -> list[BatchJob]:
-        """Return the jobs with a mark."""
-        ...
-
-    def release(self, job_id: str) -> None:
-        """Let a held job start."""
-        ...
-
-    def cancel(self, job_id: str) -> None:
-        """End a job."""
-        ...
-
-    def describe(self, job_id: str) -> Described | None:
-        """Return what the scheduler knows of a job."""
-        ...
-
-    def node_names(self) -> set[str]:
-        """Return the names of all nodes."""
-        ...
-
-    def drain(self, nodes: Sequence[str], reason: str) -> None:
-        """Have nothing more start on nodes."""
-        ...
-
-
-class Checkpoints(Protocol):
-    """The checkpoints, as a guard asks about them: see `healthy.py`."""
-
-    def newest_step(self, since: float = 0.0) -> int | None:
-        """Return the step of the newest one that was written since."""
-        ...
-
-    def go_on(self, spoiled: Sequence[tuple[int, float]] = ()) -> None:
-        """Look at the newest one. Have it kept if it is healthy."""
-        ...
-
-    def saves(self, spoiled: Sequence[tuple[int, float]] = ()) -> list[Save]:
-        """Return those to which a training may go back."""
-        ...
-
-    def why_unfit(self, path: Path) -> str:
-        """Return why one is not begun from, as far as it is known."""
-        ...
-
-    def refuse(self, path: Path, why: str) -> None:
-        """Begin no more from one that a training could not load."""
-        ...
-
-    def choose(self, spoiled: Sequence[tuple[int, float]] = ()) -> Choice | None:
-        """Return the newest healthy one; None while a look goes on."""
-        ...
-
-
-class Watch(Protocol):
-    """The progress, as a guard asks about it: see `watching.py`."""
-
-    def files(self, logs: Logs) -> list[Path]:
-        """Return the logs of an attempt."""
-        ...
-
-    def vitals(self, number: int) -> Vitals:
-        """Return what is known of an attempt."""
-        ...
-
-    def look(self, number: int, now: float) -> Vitals:
-        """Read what an attempt has written since."""
-        ...
-
-    def spike(self) -> Spike | None:
-        """Return how the loss is going wrong, if it is."""
-        ...
-
-    def scores(self, now: float) -> Scores:
-        """Return what the scores of checkpoints say."""
-        ...
-
-
-class NodeTests(Protocol):
-    """The nodes, as a guard asks about them: see `testing_nodes.py`."""
-
-    def result(self, nodes: Sequence[str], partition: str) -> NodesTested | None:
-        """Return what a test of nodes says; None while it goes on."""
-        ...
-
-
-class Evaluations(Protocol):
-    """What a guard asks about scores before it goes back: see `first_signals.py`."""
-
-    def compare(self, number: int, saves: Sequence[Save], now: float) -> Evaluated | None:
-        """Return from which checkpoint on scores have fallen; None while runs go on."""
-        ...
 
 
 @dataclass
@@ -161,11 +40,11 @@ class Hands:
 
     dir: GuardDir
     guarded: Guarded
-    scripts: Scripts
-    checkpoints: Checkpoints
-    watch: Watch
-    tests: NodeTests
-    evaluations: Evaluations
+    scripts: BatchScripts
+    checkpoints: Candidates
+    watch: Watching
+    tests: NodeTest
+    evaluations: FirstSignals
     environment: Mapping[str, str]
     notify: Callable[[str, Mapping[str, object]], None]
     tell: Callable[[str], None]

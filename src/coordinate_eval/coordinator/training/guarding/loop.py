@@ -51,8 +51,11 @@ class Guard:
                 due = self.step()
                 if over := self._hands.over():
                     return over
-                if leaves():
-                    return None
+                try:
+                    if leaves():
+                        return None
+                except ClusterError as error:
+                    self._hands.say(f"no next guard yet: {brief(error)}")
                 if not due:
                     failures = self._faults + self._silences
                     self._hands.clock.sleep(
