@@ -14,7 +14,8 @@ from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.supervision import take_over
 from coordinate_eval.coordinator.supervisor import loop
 from coordinate_eval.coordinator.supervisor.handover import LOOK_SECONDS
-from coordinate_eval.coordinator.supervisor.loop import MAX_BACKOFF_SECONDS, Supervisor
+from coordinate_eval.coordinator.supervisor.loop import Supervisor
+from coordinate_eval.coordinator.supervisor.polls import MAX_BACKOFF_SECONDS
 from coordinate_eval.coordinator.supervisor.submitting import LONGEST_PAUSE_SECONDS
 from coordinate_eval.errors import ClusterError
 

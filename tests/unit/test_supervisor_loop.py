@@ -19,7 +19,8 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Submitted
 from coordinate_eval.coordinator.run.supervision import take_over
 from coordinate_eval.coordinator.supervisor import decide_rounds, handover
-from coordinate_eval.coordinator.supervisor.loop import MAX_BACKOFF_SECONDS, MAX_FAULTS, Supervisor
+from coordinate_eval.coordinator.supervisor.loop import Supervisor
+from coordinate_eval.coordinator.supervisor.polls import MAX_BACKOFF_SECONDS, MAX_FAULTS
 from coordinate_eval.coordinator.workers.on_node import node_memory
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 from coordinate_eval.errors import (

@@ -97,19 +97,7 @@ class Tally:
 
     def to_line(self, span: Span) -> ShardDone:
         """Return the line for this shard, which is done now."""
-        return ShardDone(
-            time=time.time(),
-            dataset=span.dataset,
-            start=span.start,
-            stop=span.stop,
-            items=self.items,
-            requests=self.requests,
-            prompt_tokens=self.prompt_tokens,
-            output_tokens=self.output_tokens,
-            scored_tokens=self.scored_tokens,
-            longest_output_tokens=self.longest_output_tokens,
-            gpu_seconds=self.gpu_seconds,
-        )
+        return ShardDone(time=time.time(), **span._asdict(), **vars(self))
 
 
 def append_line(path: Path, line: EngineStarted | ShardDone | WeightsCopied | Scored) -> None:

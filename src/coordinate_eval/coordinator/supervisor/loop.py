@@ -35,7 +35,12 @@ from coordinate_eval.coordinator.supervisor.gather import gather_facts, refresh_
 from coordinate_eval.coordinator.supervisor.handover import Handover
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.coordinator.supervisor.placing.search import Search
-from coordinate_eval.coordinator.supervisor.polls import Polls, Silence
+from coordinate_eval.coordinator.supervisor.polls import (
+    MAX_BACKOFF_SECONDS,
+    MAX_FAULTS,
+    Polls,
+    Silence,
+)
 from coordinate_eval.coordinator.supervisor.refused import Guard, refuse
 from coordinate_eval.coordinator.supervisor.submitting import Submitter
 from coordinate_eval.coordinator.supervisor.values import (
@@ -61,12 +66,6 @@ from coordinate_eval.errors import (
     SubmitRefused,
     UserError,
 )
-
-MAX_BACKOFF_SECONDS = 60.0
-"""Longest wait between polls of a scheduler that does not answer."""
-
-MAX_FAULTS = 20
-"""Errors in a row, of files or in the scheduler's answers, after which the supervisor gives up."""
 
 LOCAL_POLL_SECONDS = 0.2
 """Longest time between polls of a cluster on this machine, where a poll costs nothing."""

@@ -25,6 +25,12 @@ GONE_SECONDS = 180.0
 FULL_PACE_SECONDS = 60.0
 """Time at the full pace after a supervisor's start, when its run may choose nodes and start."""
 
+MAX_BACKOFF_SECONDS = 60.0
+"""Longest wait between polls of a scheduler that does not answer."""
+
+MAX_FAULTS = 20
+"""Errors in a row, of files or in the scheduler's answers, after which the supervisor gives up."""
+
 
 class Polls:
     """Asks the scheduler for a run's tasks.

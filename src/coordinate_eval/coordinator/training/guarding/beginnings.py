@@ -7,16 +7,15 @@ from coordinate_eval import _files
 from coordinate_eval._clock import growing
 from coordinate_eval.clusters.protocol import OF_TRAINING, State
 from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided
+from coordinate_eval.coordinator.supervisor.submitting import (
+    FIRST_PAUSE_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+)
 from coordinate_eval.coordinator.training.guarding.attempts import Attempt, Ended, JobOf, What
 from coordinate_eval.coordinator.training.guarding.hands import Hands, Superseded
 from coordinate_eval.coordinator.training.guarding.healthy import Choice
 from coordinate_eval.errors import SubmitLater, SubmitRefused, UserError
 from coordinate_eval.slurm.batch import BatchJob
-
-SUBMIT_AGAIN_SECONDS = 60.0
-"""Time before a refused job is submitted again. It doubles each time."""
-
-LONGEST_PAUSE_SECONDS = 300.0
 
 
 class Beginnings:
@@ -140,7 +139,7 @@ class Beginnings:
             what = What.NEVER_STARTED if smaller else What.REFUSED
             ended = Ended(number=attempt.number, what=what, time=self._hands.clock.now(), why=words)
             return self._hands.create(attempt.number, "end", ended)
-        pause = growing(SUBMIT_AGAIN_SECONDS, self._refusals, LONGEST_PAUSE_SECONDS)
+        pause = growing(FIRST_PAUSE_SECONDS, self._refusals, LONGEST_PAUSE_SECONDS)
         self._refusals += 1
         self._submit_at = self._hands.clock.now() + pause
         less = f" without {', '.join(sorted(exclude))}" if exclude else ""

@@ -11,18 +11,13 @@ from collections.abc import Callable
 from coordinate_eval._clock import growing
 from coordinate_eval._format import brief
 from coordinate_eval.clusters.protocol import State
+from coordinate_eval.coordinator.supervisor.polls import MAX_BACKOFF_SECONDS, MAX_FAULTS
 from coordinate_eval.coordinator.training.guarding.attempts import Over
 from coordinate_eval.coordinator.training.guarding.beginnings import Beginnings
 from coordinate_eval.coordinator.training.guarding.endings import Endings
 from coordinate_eval.coordinator.training.guarding.hands import Hands, Superseded
 from coordinate_eval.coordinator.training.guarding.living import Living
 from coordinate_eval.errors import ClusterError, ClusterSilent, RecordError
-
-MAX_FAULTS = 20
-"""Errors in a row, of files or in the scheduler's answers, after which the guard gives up."""
-
-LONGEST_PAUSE_SECONDS = 60.0
-"""Longest time between two looks at a scheduler that does not answer."""
 
 
 class Guard:
@@ -58,9 +53,7 @@ class Guard:
                     self._hands.say(f"no next guard yet: {brief(error)}")
                 if not due:
                     failures = self._faults + self._silences
-                    self._hands.clock.sleep(
-                        growing(poll, failures, max(poll, LONGEST_PAUSE_SECONDS))
-                    )
+                    self._hands.clock.sleep(growing(poll, failures, max(poll, MAX_BACKOFF_SECONDS)))
         except Superseded:
             return None
 

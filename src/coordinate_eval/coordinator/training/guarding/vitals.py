@@ -12,14 +12,11 @@ from pydantic import Field
 
 from coordinate_eval import _files
 from coordinate_eval._format import duration
+from coordinate_eval.coordinator.supervisor.polls import MOST_BETWEEN_SECONDS
 from coordinate_eval.coordinator.training.guarding.attempts import What
 from coordinate_eval.coordinator.training.guarding.policy import Policy
 from coordinate_eval.coordinator.training.points import Point
 from coordinate_eval.records import Record
-
-MOST_BETWEEN_SECONDS = 120.0
-"""Time from one look to the next that counts as silence, at most. Beyond it the guard was stopped
-itself, or waited for storage: the training's signs may come late, too."""
 
 STEPLESS = 10.0
 """A training that writes lines and no step hangs after so many times the silence of a mute one."""
