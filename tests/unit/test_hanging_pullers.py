@@ -109,10 +109,6 @@ def test_one_that_starts_has_twice_the_time() -> None:
     assert len(ended(replace(quiet(2 * LEAST, begun=False), open_claims=[]))[0]) == 1
 
 
-def test_one_of_a_version_that_gave_no_signs_goes_on_with_its_work() -> None:
-    assert ended(quiet(99 * LEAST, begun=False)) == ([], [])
-
-
 def test_how_long_no_sign_may_be_seen() -> None:
     impatient = make_run(settings=Settings.model_validate({"trial": {"hang_minutes": 0.5}}))
     assert quiet_seconds(RUN, begun=True) == LEAST

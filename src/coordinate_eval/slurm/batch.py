@@ -19,7 +19,6 @@ from coordinate_eval.slurm.client import SlurmClient
 from coordinate_eval.slurm.environment import TOKEN
 
 _FORMAT = f"{RECORD}%i|%T|%r|%N|%k"
-_NO_SUCH_JOB = re.compile("invalid job id", re.IGNORECASE)
 _OPTION = re.compile(r"^#SBATCH\s+(.*)$")
 _SHORT = {"-x": "--exclude", "-a": "--array", "-M": "--clusters", "-W": "--wait"}
 _MORE_THAN_ONE = ("--array", "--het-group", "hetjob", "packjob")

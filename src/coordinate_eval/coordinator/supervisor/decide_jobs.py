@@ -253,8 +253,7 @@ def hanging_pullers(run: Run, facts: Facts) -> list[Action]:
             if claim.claim.task_id in task.ids
         ]
         kind = kind_of(run, task.name)
-        # One that claimed something without a sign is of a version that gave none.
-        if kind is None or seconds < quiet_seconds(run, begun=begun) or (held and not begun):
+        if kind is None or seconds < quiet_seconds(run, begun=begun):
             continue
         incident = of_puller(run, kind, task, _how(task), _words(seconds), facts.now)
         actions += _end(incident, task, (job_id,), held)

@@ -25,10 +25,8 @@ class Times(NamedTuple):
     """From its decision to the start of its job."""
     restarted: float | None
     """From the end of the attempt before to its first step."""
-    trained: float
-    """From its first step to its last."""
     productive: float
-    """Of these, for steps that the next attempt did not have to repeat."""
+    """From its first step to its last, for steps that the next attempt did not have to repeat."""
     lost_steps: int
 
 
@@ -157,7 +155,6 @@ def times_of(
     return Times(
         waited=max(0.0, began - decided) if began is not None else 0.0,
         restarted=stepped - before.time if stepped is not None and before is not None else None,
-        trained=trained,
         productive=trained * share,
         lost_steps=lost,
     )
