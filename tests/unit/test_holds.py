@@ -84,10 +84,21 @@ def test_what_failed_to_launch_is_tried_elsewhere() -> None:
 
 
 def test_a_held_job_keeps_no_node_from_other_runs() -> None:
-    (waiting,) = tasks("ce-other.1-trial0-n1", State.PENDING)
+    prefix = "ce-other.1-"
+    keeper, trials = jobs.node_names(prefix, 0, "n1")
+    on = promises.PromisedNode(name="n1", gpu_type="", trials=1, round=0)
+    other = promises.Promise(
+        run="other", prefix=prefix, root="/r", created=0, looked=0, waiting=False, gpus=1, cpus=1,
+        memory_gib=1, keeper_gib=0, nodes=[on],
+    )  # fmt: skip
+    (waiting,) = tasks(trials, State.PENDING)
     held = waiting.model_copy(update={"held": Hold.ADMIN})
     node = FakeCluster().free[0].model_copy(update={"name": "n1"})
-    free = [promises.beside([node], [], promises.Others([], tasks=[t]))[0] for t in (waiting, held)]
+    there = {prefix: frozenset({keeper, trials})}
+    free = [
+        promises.beside([node], [], promises.Others([other], [task], there))[0]
+        for task in (waiting, held)
+    ]
     assert [n.free_gpus for [n] in free] == [node.gpus - 1, node.gpus]
 
 

@@ -98,13 +98,6 @@ def test_a_job_that_is_one_for_its_node_counts_as_it_was_submitted(tmp_path: Pat
         assert found.cpus == 64 - (job.cpus if state is State.PENDING else 0)
 
 
-def test_pinned_jobs_without_a_promise_count_too() -> None:
-    waiting = tasks("ce-old-trial0-x.1a2b3c-trial2-n1", State.PENDING, State.PENDING, State.RUNNING)
-    others = Others((), waiting)
-    assert promises.beside([NODE], [], others)[0][0].free_gpus == 6
-    assert promises.gpus_left(8, others) == 5
-
-
 def test_the_limit_counts_all_runs() -> None:
     alive = [
         *tasks(TRIALS, State.RUNNING, State.PENDING),

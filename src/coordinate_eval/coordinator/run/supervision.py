@@ -1,17 +1,19 @@
 """Tell who supervises a run: epochs, names, and jobs of supervisors that wait or are held."""
 
 import os
+import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from pydantic import Field
 
-from coordinate_eval import _files
+from coordinate_eval import _files, _owner
 from coordinate_eval.clusters.protocol import TASK_VARIABLE, Cluster, Hold, State, TaskStatus
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.errors import ClusterError
+from coordinate_eval.errors import ClusterError, UserError
 from coordinate_eval.records import Record
 
 
@@ -46,6 +48,30 @@ def take_over(run_dir: RunDir) -> int:
         )
         if _files.create(run_dir.supervisor(epoch), entry.model_dump_json()):
             return epoch
+
+
+def start_here(
+    what: str, argv: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str]
+) -> str:
+    """Start a supervisor, or a guard, that outlives this process. Say which process it is.
+
+    Raises:
+        UserError: it cannot be started.
+    """
+    try:
+        with os.fdopen(_owner.open_log(log), "ab") as output:
+            process = subprocess.Popen(
+                argv,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise UserError(f"no {what} can be started: {error}") from error
+    return f"process {process.pid} on {os.uname().nodename}"
 
 
 def has_ended(run_dir: RunDir) -> bool:

@@ -6,13 +6,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from coordinate_eval import _files, _owner
+from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import Cluster, Job
 from coordinate_eval.coordinator.inputs import judge
 from coordinate_eval.coordinator.inputs.checkpoints import clean_files
@@ -28,7 +27,7 @@ from coordinate_eval.coordinator.run.records import (
     write_run,
 )
 from coordinate_eval.coordinator.run.starting import baselines
-from coordinate_eval.coordinator.run.supervision import latest_epoch
+from coordinate_eval.coordinator.run.supervision import latest_epoch, start_here
 from coordinate_eval.errors import ForeignError, RecordError, RunExists, UserError
 from coordinate_eval.records import Checkpoint, Record, Suite
 from coordinate_eval.slurm.environment import of_job
@@ -225,21 +224,9 @@ def _start_here(run_dir: RunDir, run: Run, job: Job) -> Supervised:
     """Start a supervisor that outlives this process, with what a job would have."""
     argv = (*jobs.program(run.python), "_supervise", str(run_dir.root))
     environment = of_job(os.environ, run.settings.slurm.environment, job.needs, job.without)
-    try:
-        with os.fdopen(_owner.open_log(login_log(run_dir, run)), "ab") as log:
-            process = subprocess.Popen(
-                argv,
-                cwd=run_dir.work,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-    except OSError as error:
-        raise UserError(f"no supervisor can be started for run {run.id}: {error}") from error
-    here = os.uname().nodename
-    return Supervised(None, f"process {process.pid} on {here}")
+    log = login_log(run_dir, run)
+    what = f"supervisor of run {run.id}"
+    return Supervised(None, start_here(what, argv, run_dir.work, log, environment))
 
 
 def _check_own(draft: Path, root: Path) -> None:

@@ -172,7 +172,7 @@ class OtherRuns:
             _files.write_record(self._dir.waiting, Waiting(why=why, since=self._clock.now()))
 
     def _tell(self, mine: Promise) -> None:
-        """Write this run's promise. Where that fails, other runs know of its jobs in the queue."""
+        """Write this run's promise. Where that fails, another run may choose the same nodes."""
         with contextlib.suppress(OSError, ForeignError):
             _files.own_folder(self._file.parent)
             _files.write_record(self._file, mine)

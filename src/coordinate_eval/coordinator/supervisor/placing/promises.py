@@ -4,7 +4,6 @@ A run that has chosen nodes asks for them a little later, and its jobs may wait 
 The scheduler counts none of that. So each run keeps a `Promise`, and the others leave that room.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -18,8 +17,6 @@ from coordinate_eval.coordinator.run.claiming.pullers import Pullers
 from coordinate_eval.coordinator.run.records import RoundNode, Run
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Record
-
-_PINNED = re.compile(rf"{jobs.PREFIX}.+-trial\d+-(.+)", re.DOTALL)
 
 
 class NoRoom(Exception):
@@ -149,8 +146,7 @@ def gpus_left(most: int | None, others: Others) -> int | None:
     gpus = sum(each.gpus for each in _held(others))
     for task in others.tasks:
         if task.state is State.RUNNING:
-            unknown = int(_PINNED.fullmatch(task.name) is not None)
-            gpus += of_task.get(task.name, unknown)
+            gpus += of_task.get(task.name, 0)
             gpus += sum(
                 each.judge_gpus
                 for each in others.promises
@@ -214,12 +210,11 @@ def _held(others: Others) -> list[_Held]:
         states = alive.setdefault(task.name, [])
         if not task.held:  # it takes nothing until somebody releases it
             states.append(task.state)
-    found, known = [], set()
+    found = []
     for promise in others.promises:
         submitted = others.submitted.get(promise.prefix, frozenset())
         for node in promise.nodes:
             keeper, trials = jobs.node_names(promise.prefix, node.round, node.name)
-            known.add(trials)
             no_keeper = keeper not in submitted and keeper not in alive
             # Trials that are not in the queue yet follow a keeper that has not ended.
             ahead = trials not in submitted and trials not in alive
@@ -244,10 +239,4 @@ def _held(others: Others) -> list[_Held]:
                         exclusive=promise.exclusive,
                     )
                 )
-    for name in alive.keys() - known:
-        # A run that left no promise: its jobs tell their node, and each has one GPU at least.
-        match = _PINNED.fullmatch(name)
-        pending = alive[name].count(State.PENDING)
-        if match is not None and pending:
-            found.append(_Held(name.rpartition("-trial")[0], match[1], gpus=pending))
     return found

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.own import own
-from coordinate_eval.coordinator.run.supervision import Epoch, latest_epoch
+from coordinate_eval.coordinator.run.supervision import Epoch, latest_epoch, start_here
 from coordinate_eval.coordinator.supervisor.handover import Handover
 from coordinate_eval.coordinator.training.guarding.attempts import (
     GuardDir,
@@ -97,19 +96,7 @@ def begin_here(guarded: Guarded, guard_dir: GuardDir) -> str:
         UserError: it cannot be started.
     """
     argv = (*jobs.program(guarded.python), "_guard_training", str(guard_dir.root))
-    try:
-        with os.fdopen(_owner.open_log(guard_dir.logs / "guard.login.log"), "ab") as log:
-            process = subprocess.Popen(
-                argv,
-                cwd=guard_dir.logs,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-    except OSError as error:
-        raise UserError(f"no guard can be started: {error}") from error
-    return f"process {process.pid} on {os.uname().nodename}"
+    return start_here("guard", argv, guard_dir.logs, guard_dir.logs / "guard.login.log", os.environ)
 
 
 def handover_of(
