@@ -321,6 +321,16 @@ def test_the_curve_of_a_training_is_a_line_that_fits_a_terminal(tmp_path: Path) 
     assert line.endswith("→ 0.4975")
     assert len(line) <= 80
     assert curve_lines(settings, "/ckpts/none") == []
+    for step in range(100, 5000, 100):
+        keep(
+            tmp_path,
+            step,
+            {"a": 0.5, "b": 0.5},
+            training="/ckpts/a-long-name-of-a-training-at-night",
+        )
+    both = curve_lines(settings, "/ckpts")
+    assert [line.index("  ▁") for line in both[1:]] == [both[0].index("  ▅")]
+    assert {len(line) for line in both} == {80}
 
 
 def test_scores_of_a_run_that_stopped_early_say_so_and_count_only_without_others(

@@ -1,5 +1,6 @@
 """Curves of scores in the terminal: sparklines, where they go, and where they jump."""
 
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -19,7 +20,7 @@ from coordinate_eval.errors import CoordinateError
 
 
 def curve_lines(settings: Settings, folder: str) -> list[str]:
-    """Return the means of the latest checkpoints of each training in a folder, in 80 columns.
+    """Return the means of the latest checkpoints of each training in a folder, as the screen fits.
 
     A training is left out where fewer than three have one, and all if the history cannot be read.
     """
@@ -29,7 +30,7 @@ def curve_lines(settings: Settings, folder: str) -> list[str]:
     except (CoordinateError, OSError):
         return []
     trainings = list(dict.fromkeys(row.training for row in found.rows))
-    lines = []
+    told: list[tuple[str, list[float]]] = []
     for training in trainings:
         its = alone(known, found, training, None)
         if (mean := mean_column(its, its.rows)) is None:
@@ -37,10 +38,14 @@ def curve_lines(settings: Settings, folder: str) -> list[str]:
         values = mean.values([row for row in its.rows if row.step is not None])
         means = [each.value for each in values if each is not None]
         if len(means) >= 3:
-            whose = f"{PurePath(training).name}: " if len(trainings) > 1 else ""
-            datasets = plural(len(mean.datasets), "dataset")
-            lines.append(f"{whose}mean of {datasets}  {sparkline(means[-40:])}")
-    return lines
+            name = PurePath(training).name
+            name = name if len(name) <= 24 else f"…{name[-23:]}"
+            whose = f"{name}: " if len(trainings) > 1 else ""
+            told.append((f"{whose}mean of {plural(len(mean.datasets), 'dataset')}", means))
+    width = max((len(label) for label, _ in told), default=0)
+    room = shutil.get_terminal_size().columns - width - len("    0.0000 → 0.0000")
+    most = min(60, max(8, room))
+    return [f"{label:<{width}}  {sparkline(means[-most:])}" for label, means in told]
 
 
 def curves(found: Series, columns: Sequence[Column]) -> dict[str, dict[str, Any]]:
