@@ -110,8 +110,8 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
 
 def test_a_baseline_is_drawn_beside_and_compared(tmp_path: Path) -> None:
     for step in (100, 200, 300):
-        keep(tmp_path, step, {"a": 0.9, "b": 0.5})
-        keep(tmp_path, step, {"a": 0.3, "b": 0.5}, training="/ckpts/old")
+        keep(tmp_path, step, {"a": 0.9, "b": 0.5}, gpu_seconds=7200)
+        keep(tmp_path, step, {"a": 0.3, "b": 0.5}, gpu_seconds=3600, training="/ckpts/old")
 
     page = page_of(tmp_path, "seven", "--against", "old")
     words = words_of(page)
@@ -119,6 +119,7 @@ def test_a_baseline_is_drawn_beside_and_compared(tmp_path: Path) -> None:
     assert [each["baseline"] for each in data_of(page)["trainings"]] == [False, True]
     assert "the last checkpoint against the baseline" in words
     assert "old, step 300" in words
+    assert "GPU hours 2 Table of GPU hours" in words
     assert "better in 1, worse in 0 of 2 datasets" in words
     again = words_of(page_of(tmp_path, "seven", "--against", "/ckpts/old/step-100"))
     assert "old, step 100" in again

@@ -119,7 +119,7 @@ const figures = [...document.querySelectorAll("figure[data-column]")];
 for (const f of figures) if (f.getBoundingClientRect().top < innerHeight) draw(f);
 const seen = new IntersectionObserver((entries) => {
   for (const entry of entries) if (entry.isIntersecting) draw(entry.target);
-}, {rootMargin: "300px"});
+}, {rootMargin: "600px"});
 for (const figure of figures) {
   seen.observe(figure);
   const details = figure.querySelector("details");

@@ -224,8 +224,9 @@ class _Charts:
     def _place(
         self, name: str, group: str, drawn: list[dict[str, Any]], curve: Curve | None, of: str
     ) -> None:
-        steps = [step for one in drawn for step in one["steps"]]
-        values = [value for one in drawn for value in one["values"] if value is not None]
+        """Add a chart; the words are of the first training that has scores."""
+        chief = next((one for one in drawn if one["steps"]), drawn[0])
+        steps, values = chief["steps"], [each for each in chief["values"] if each is not None]
         told = f"{curve.goes} per {SLOPE_STEPS:,} steps" if curve else ""
         jumps = "; ".join(curve.jumps) if curve else ""
         summary = f"{plain(name)}: {plural(len(values), 'checkpoint')}"
