@@ -151,6 +151,7 @@ def check_writable(settings: Settings, name: Name) -> None:
         UserError: runs cannot use the folder; names the setting, the folder and the reason.
     """
     folder = Path(getattr(settings, name)).expanduser()
+    _check_in_files(folder, f"setting {name}: {folder}")
     try:
         why = _unusable(folder)
     except OSError as error:
@@ -162,12 +163,21 @@ def check_writable(settings: Settings, name: Name) -> None:
         raise UserError(f"setting {name}: {why}")
 
 
+def _check_in_files(folder: Path, what: str) -> None:
+    if folder.parts and folder.parts[0].endswith(":") and not folder.exists():
+        raise UserError(
+            f"{what} is in a store, and runs need a file system: only checkpoints are read from "
+            "stores. Use a folder of yours on storage that all nodes share"
+        )
+
+
 def check_new(root: Path) -> None:
     """Check that a run directory can be made where none is yet, and used. It is not made.
 
     Raises:
         UserError: no run can be made there; names the directory and the reason.
     """
+    _check_in_files(root, f"run directory {root}")
     try:
         why = "" if root.exists() else _unusable(root.parent)
     except OSError as error:

@@ -99,9 +99,10 @@ def read_inputs(
     rubrics = [dataset.rubric for dataset in suite.datasets if dataset.rubric]
     settings = judge_checkpoint.named(settings, rubrics)
     folder = folder_for_tasks(str(Path.cwd()), inspected)
-    if settings.stage.where == "none" and inspected.converted:
+    if settings.stage.where == "none" and (inspected.converted or inspected.remote):
+        done = "converted for engines" if inspected.converted else "fetched from its store"
         raise UserError(
-            f"{inspected.path} has to be converted for engines, which is done where it is staged: "
+            f"{inspected.path} has to be {done}, which is done where it is staged: "
             "set [stage] where to shm, or to `local DIR`"
         )
     found = Inputs(inspected, suite, settings, reviewed, folder=folder, step=step, strict=strict)

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -230,6 +230,13 @@ def copy(path: Path, target: Path, change: Callable[[bytes], bytes]) -> None:
             if made.st_gid != found.st_gid and not mode & stat.S_IROTH:
                 os.fchmod(writer.fileno(), stat.S_IMODE(made.st_mode) & ~0o070)
             writer.write(change(content))
+
+
+def pread_all(file: Opened, count: int, begins: Sequence[int]) -> list[bytes]:
+    """Return bytes from each of these places on."""
+    if isinstance(file, FileIO):
+        return [os.pread(file.fileno(), count, at) for at in begins]
+    return file.pread_all(count, begins)
 
 
 def read_into(file: Opened, target: memoryview, at: int) -> int:

@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PosixPath
 from typing import Any, Final, NamedTuple
@@ -172,9 +172,16 @@ class RemoteFile(io.RawIOBase):
         if at >= stop:
             return b""
         if at < self._begin or stop > self._begin + len(self._held):
+            if not self.ahead:
+                return fetch(self.path, at, stop)
             self._held = fetch(self.path, at, min(self.size, max(stop, at + self.ahead)))
             self._begin = at
         return self._held[at - self._begin : stop - self._begin]
+
+    def pread_all(self, count: int, begins: Sequence[int]) -> list[bytes]:
+        """Return bytes from each of these places on, asked for at once."""
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            return list(pool.map(lambda at: self.pread(count, at), begins))
 
 
 def opened(path: RemotePath, *, weights: bool) -> RemoteFile:

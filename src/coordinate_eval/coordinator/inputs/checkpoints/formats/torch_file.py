@@ -221,7 +221,7 @@ def read(
             with zipfile.ZipFile(_Portions(opened, begin, length)) as archive:
                 name, entries = _contents(archive, path, length)
                 tree = torch_pickle.walk(_pickle(archive, name), path, classes)
-                storages = {key: _place(opened, begin, each) for key, each in entries.items()}
+                storages = _places(opened, begin, entries)
         except _DAMAGED as error:
             raise UserError(_why_no_archive(path, opened)) from error
     return tree, storages
@@ -322,20 +322,25 @@ class _Portions(io.RawIOBase):
         return found
 
 
-def _place(file: checkpoint_files.Opened, begin: int, entry: zipfile.ZipInfo) -> Storage:
-    """Return where the content of an entry begins: behind its header, its name and what pads it.
+def _places(
+    file: checkpoint_files.Opened, begin: int, entries: Mapping[str, zipfile.ZipInfo]
+) -> dict[str, Storage]:
+    """Return where the contents of entries begin: behind header, name and what pads it.
 
     `begin` is the byte of the file where the archive begins.
 
     Raises:
-        BadZipFile: There is no such header.
+        BadZipFile: One has no such header.
     """
-    at = begin + entry.header_offset
-    head = checkpoint_files.pread(file, _LOCAL_HEADER_BYTES, at)
-    if len(head) < _LOCAL_HEADER_BYTES or not head.startswith(b"PK\3\4"):
-        raise zipfile.BadZipFile
-    names = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
-    return Storage(at + _LOCAL_HEADER_BYTES + names, entry.file_size)
+    begins = [begin + entry.header_offset for entry in entries.values()]
+    heads = checkpoint_files.pread_all(file, _LOCAL_HEADER_BYTES, begins)
+    places: dict[str, Storage] = {}
+    for (key, entry), at, head in zip(entries.items(), begins, heads, strict=True):
+        if len(head) < _LOCAL_HEADER_BYTES or not head.startswith(b"PK\3\4"):
+            raise zipfile.BadZipFile
+        names = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+        places[key] = Storage(at + _LOCAL_HEADER_BYTES + names, entry.file_size)
+    return places
 
 
 def _contents(
