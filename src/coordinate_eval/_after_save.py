@@ -97,6 +97,11 @@ def after_save(
         if number != 0:
             log.debug("rank %d leaves the evaluation of %s to rank 0", number, path)
             return None
+        if "://" in os.fspath(path):
+            log.warning(
+                "no evaluation of %s: run `coordinate-eval URL` for what is in a store", path
+            )
+            return None
         place = os.path.abspath(path)  # noqa: PTH100 - keeps links
         given = [*map(str, options), *(() if keep else ("--no-keep",))]
         return _submit(place, step, suite, given, log, average=average)

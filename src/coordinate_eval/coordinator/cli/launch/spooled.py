@@ -15,6 +15,7 @@ from coordinate_eval.coordinator.cli.launch.run import start_run
 from coordinate_eval.coordinator.cli.output import say, write_json
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs.checkpoints import remote
 from coordinate_eval.coordinator.inputs.folders import working_in
 from coordinate_eval.coordinator.inputs.layers import flatten
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
@@ -68,7 +69,7 @@ def request(
     spooled = Spooled(
         checkpoint=checkpoint,
         identity=inputs.checkpoint.identity,
-        folder_inode=Path(checkpoint).parent.stat().st_ino,
+        folder_inode=remote.located(checkpoint).parent.stat().st_ino,
         suite=inputs.suite,
         settings=values,
         step=inputs.step,
@@ -169,10 +170,11 @@ def _as_seen_here(spooled: Spooled, settings: Settings) -> Spooled:
         for mount in settings.container.mounted
     ]
     for each in (spooled, spooled.outside(mounts)):
-        path = Path(each.checkpoint)
+        path = remote.located(each.checkpoint)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if path.parent.stat().st_ino == spooled.folder_inode:
-                if all(Path(name).exists() for name in each.members or [each.checkpoint]):
+                asked = each.members or [each.checkpoint]
+                if all(remote.located(name).exists() for name in asked):
                     return each
                 raise _NotThere("the checkpoint is gone")
     raise UserError(
