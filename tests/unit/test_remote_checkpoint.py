@@ -11,6 +11,8 @@ from tests.tiny import sharded, tiny_model
 
 from coordinate_eval.coordinator.inputs.checkpoints import remote
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect, named
+from coordinate_eval.coordinator.inputs.folders import check_new, check_writable
+from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.workers.on_node import fetching
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 from coordinate_eval.errors import UserError
@@ -136,6 +138,13 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
         inspect(Path(url))
     assert "pass@" not in str(raised.value)
     assert "=pass" not in str(raised.value)
+
+
+def test_runs_need_a_file_system() -> None:
+    with pytest.raises(UserError, match="setting runs_dir: s3:/bucket/runs is in a store"):
+        check_writable(Settings(runs_dir="s3://bucket/runs"), "runs_dir")
+    with pytest.raises(UserError, match="run directory s3:/bucket/run is in a store"):
+        check_new(Path("s3://bucket/run"))
 
 
 def test_a_store_that_fails_is_said(folder: Path, found: Checkpoint, tmp_path: Path) -> None:
