@@ -165,15 +165,18 @@ class DevCluster:
         stop(self._pid(f"slurmd.{name}"), signal.SIGKILL)
 
     def lose_node(self, name: str) -> None:
-        """End a node with all that runs on it; Slurm is told, as by a health check."""
+        """End a node with all that runs on it; Slurm is told, as by a health check.
+
+        It hears of the node before it could of what ends there, and calls it a failure of the node.
+        """
         self.kill_node(name)
         own = [
             p for p in _job_processes(self.conf) if f"SLURMD_NODENAME={name}" in environment_of(p)
         ]
+        self._command("scontrol", "update", f"nodename={name}", "state=down", "reason=lost")
         for pid in {*own, *filter(None, map(_step_daemon_of, own))}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._command("scontrol", "update", f"nodename={name}", "state=down", "reason=lost")
 
     def _daemons(self) -> list[str]:
         return ["slurmctld", *(f"slurmd.{name}" for name in self.shape.names())]

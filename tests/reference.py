@@ -63,7 +63,8 @@ def lm_eval(
         environ = {
             "HF_ALLOW_CODE_EVAL": "1",
             "HF_HUB_OFFLINE": "1",
-            "HF_DATASETS_CACHE": f"{out}/datasets",
+            # Two at once would write modules of metrics, and what they keep, in the same place.
+            "HF_HOME": f"{out}/hub",
         }
         try:
             subprocess.run(

@@ -43,11 +43,11 @@ class Pause:
 
 
 class Workspace:
-    """A user's own settings and runs under one folder, where the cache is too if none is given."""
+    """A user's own settings, runs and cache under one folder."""
 
-    def __init__(self, folder: Path, cache: Path | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.cache = cache or folder / "cache"
+        self.cache = folder / "cache"
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith("COORDINATE_EVAL_")}
         self.environ |= {
             "HOME": str(folder),

@@ -1,6 +1,7 @@
 """One user of this machine, for whole runs on it, and the engines of several modules."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,17 +14,23 @@ from coordinate_eval.evaluators.engines.base import Engine, start
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cache of all modules' users: requests are built once for all of their runs."""
-    return tmp_path_factory.mktemp("cache")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The prompts that modules' users have built: they are built once for all of their runs."""
+    return tmp_path_factory.mktemp("prompts")
 
 
 @pytest.fixture(scope="module")
-def user(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Workspace:
-    """A user for each module, so that none meets another's runs. Two GPUs are made up."""
-    made = Workspace(tmp_path_factory.mktemp("user"), cache)
+def user(tmp_path_factory: pytest.TempPathFactory, prompts: Path) -> Iterator[Workspace]:
+    """A user for each module, so that none meets another's runs, or what they have learned.
+
+    Two GPUs are made up.
+    """
+    made = Workspace(tmp_path_factory.mktemp("user"))
     made.environ |= {"COORDINATE_EVAL_CLUSTER": "local", "COORDINATE_EVAL_LOCAL_GPUS": "2"}
-    return made
+    shutil.copytree(prompts, made.cache, dirs_exist_ok=True)
+    yield made
+    for built in made.cache.glob("requests-*"):
+        shutil.copytree(built, prompts / built.name, dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="session")
