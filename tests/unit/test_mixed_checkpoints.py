@@ -17,6 +17,7 @@ from tests.tiny import tiny_model
 
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import guard, reading
+from coordinate_eval.coordinator.inputs.checkpoints.adapter import AdapterConfig
 from coordinate_eval.coordinator.inputs.checkpoints.average import (
     Average,
     Members,
@@ -24,6 +25,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.average import (
     up_to,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
+from coordinate_eval.coordinator.inputs.checkpoints.merged import Merged
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 from coordinate_eval.errors import UserError, WeightsRefused
 from coordinate_eval.records import Checkpoint, CheckpointFormat
@@ -370,6 +372,13 @@ def test_an_adapter_of_some_layers_of_a_deeper_base_is_refused(
     files.save_file(first, folder / "adapter_model.safetensors")
     with pytest.raises(UserError, match=r"does not adapt model\.layers\.1\..*as it does in other"):
         inspect(folder)
+
+    # a layer that predicts further tokens is in files, and not in the model
+    source = Held(tensors(steps[0]))
+    own = AdapterConfig(folder / "adapter_config.json")
+    Merged(source, Held(first), own, tied=False, where="base", layers=1)
+    with pytest.raises(UserError, match="does not adapt"):
+        Merged(source, Held(first), own, tied=False, where="base", layers=2)
 
     config = json.loads((folder / "adapter_config.json").read_text())
     chosen = config | {"layers_to_transform": [0]}

@@ -8,7 +8,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -49,7 +49,7 @@ _CHANGES_BASE = re.compile(r"pissa|olora|corda|loftq|lora_ga", re.IGNORECASE)
 _PLAIN = re.compile(r"\^?(?:\.\*|\\d\+|\\\.|[\w.-]|\[[\w-]+\]|\([\w.|-]+\))+\$?")
 _MOST_STARS = 2
 
-_LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
+_LAYER = re.compile(r"(?<=\.)\d{1,6}(?=\.)")
 _PREFIX = "base_model.model."
 _PRODUCT = re.compile(r"(.+)\.lora_([AB])(?:\.(?!weight$|bias$)[^.]+)?\.(weight|bias)", re.DOTALL)
 _EMBEDDING = re.compile(r"(.+)\.lora_embedding_([AB])(?:\.[^.]+)?", re.DOTALL)
@@ -114,18 +114,26 @@ class AdapterConfig:
         """Return whether a module was trained as a whole."""
         return _is_one_of(module, self._names("modules_to_save"))
 
-    def lacking(self, adapted: Collection[str], there: Iterable[str]) -> str | None:
-        """Return a tensor that is like adapted ones of other layers, and is not adapted itself.
+    def lacking(self, adapted: Iterable[str], there: Iterable[str], layers: int) -> str | None:
+        """Return a tensor of a layer without any adapted one, which has such in other layers.
 
-        PEFT adapts alike modules in all layers, unless its config chooses among them.
+        PEFT adapts alike modules in all layers, unless its config chooses among them. Tensors of
+        more than so many layers are not of the model: DeepSeek V3 has one that predicts further.
         """
         targets = self._given.get("target_modules")
         if not isinstance(targets, list) or any(map(re.compile(r"\d").search, map(str, targets))):
             return None
         if any(self._given.get(key) for key in ("layers_to_transform", "exclude_modules")):
             return None
-        kinds = {_LAYER.sub("", name) for name in adapted}
-        return next((n for n in there if n not in adapted and _LAYER.sub("", n) in kinds), None)
+        numbered = [(name, found) for name in adapted if (found := _LAYER.search(name))]
+        kinds = {_LAYER.sub("", name) for name, _ in numbered}
+        touched = {name[: found.end()] for name, found in numbered}
+        for name in there:
+            found = _LAYER.search(name)
+            alike = found and int(found[0]) < layers and _LAYER.sub("", name) in kinds
+            if found and alike and name[: found.end()] not in touched:
+                return name
+        return None
 
     def parameters(self, module: str) -> list[str]:
         """Return the parameters of a module that are adapted by their own names.
@@ -240,7 +248,7 @@ class Found:
         """Sort the names.
 
         Raises:
-            UserError: A name is of no kind that is known here.
+            UserError: A name is of no kind that is known here, or there is none.
         """
         self.products: dict[str, dict[int, Factors]] = {}
         """Factors by module and depth of wrapping, which tells several parameters apart."""
@@ -268,6 +276,8 @@ class Found:
                 )
             elif ".original_module." not in name:
                 self._put(self.whole, _INSIDE.sub("", name), stored, place)
+        if not (self.products or self.rows or self.whole):
+            raise UserError(f"adapter {place} has no tensors. Save it again")
 
     @staticmethod
     def _put(found: dict[str, str], key: str, stored: str, place: Path) -> None:

@@ -83,7 +83,14 @@ class Merged(Source):
     """The tensors of a base with an adapter merged into it."""
 
     def __init__(
-        self, base: Source, adapter: Source, config: AdapterConfig, *, tied: bool | None, where: str
+        self,
+        base: Source,
+        adapter: Source,
+        config: AdapterConfig,
+        *,
+        tied: bool | None,
+        where: str,
+        layers: int = 0,
     ) -> None:
         """Plan what becomes of each tensor. Nothing is read.
 
@@ -94,6 +101,7 @@ class Merged(Source):
             tied: whether the config of the base says that its output layer is its embedding. None
                 if the config is silent: then it is so if there is no output layer.
             where: the base, for messages.
+            layers: of the base, all of which an adapter adapts alike; 0 if that is not known.
 
         Raises:
             UserError: The adapter does not fit the base.
@@ -121,12 +129,10 @@ class Merged(Source):
         # Of tied layers, which are one tensor, the embedding comes first.
         for module in sorted(found.products, key=lambda each: is_output(f"{each}.weight")):
             self._adapt(module, found.products[module])
-        if not adapter.tensors:
-            raise self._refuse("has no tensors. Save it again")
         adapted = {self._named(f"{module}.weight") for module in found.products}
-        if lacking := config.lacking(adapted, self._plans):
+        if lacking := config.lacking(adapted, self._plans, layers):
             raise self._refuse(
-                f"does not adapt {lacking}, as it does in other layers of {where}. {_OTHER}"
+                f"does not adapt {brief(lacking)}, as it does in other layers of {where}. {_OTHER}"
             )
 
     @property

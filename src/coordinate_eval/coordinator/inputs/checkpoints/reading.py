@@ -22,6 +22,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats import (
 )
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source
 from coordinate_eval.coordinator.inputs.checkpoints.model import fit
+from coordinate_eval.coordinator.inputs.checkpoints.model.layers import LAYERS
 from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import Renamed
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
@@ -92,12 +93,14 @@ def open_mixed(
         names = [part.path for part in parts]
         return average.Average([source(part) for part in parts], shares, names)
     (base,) = parts
+    whole, text = text_config_of(base)
     return merged.Merged(
         source(base),
         stored(kind, weights, []),
         adapter.AdapterConfig(weights[1]),
-        tied=fit.ties_embeddings(*text_config_of(base)),
+        tied=fit.ties_embeddings(whole, text),
         where=base.path,
+        layers=text.number(*LAYERS) or 0,
     )
 
 
