@@ -55,26 +55,22 @@ class Access:
         Raises:
             UserError: it is none, or holds a secret.
         """
-        return _checked(base_url, section)
-
-
-def _checked(base_url: str, section: str) -> str:
-    what = f"setting {section}.base_url {_without_secrets(base_url)!r}"
-    try:
-        parts = urlsplit(base_url)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        raise UserError(f"{what} is no address: give one such as http://host:8000/v1") from None
-    if parts.scheme not in ("http", "https") or not host or not base_url.isprintable():
-        raise UserError(f"{what} is no address: give one such as http://host:8000/v1")
-    if parts.username or parts.password:
-        raise UserError(
-            f"{what} holds a password, which would stand in files of the run: put it into an "
-            f"environment variable, and the variable's name into [{section}] api_key_env"
-        )
-    if parts.query or parts.fragment:
-        raise UserError(f"{what} must end with its path, such as /v1")
-    return base_url.rstrip("/")
+        what = f"setting {section}.base_url {_without_secrets(base_url)!r}"
+        try:
+            parts = urlsplit(base_url)
+            host, _ = parts.hostname, parts.port
+        except ValueError:
+            raise UserError(f"{what} is no address: give one such as http://host:8000/v1") from None
+        if parts.scheme not in ("http", "https") or not host or not base_url.isprintable():
+            raise UserError(f"{what} is no address: give one such as http://host:8000/v1")
+        if parts.username or parts.password:
+            raise UserError(
+                f"{what} holds a password, which would stand in files of the run: put it into an "
+                f"environment variable, and the variable's name into [{section}] api_key_env"
+            )
+        if parts.query or parts.fragment:
+            raise UserError(f"{what} must end with its path, such as /v1")
+        return base_url.rstrip("/")
 
 
 def _without_secrets(base_url: str) -> str:

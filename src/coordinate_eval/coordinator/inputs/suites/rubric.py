@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from coordinate_eval import _format, _user_files
 from coordinate_eval.coordinator.inputs.suites.located_yaml import (
@@ -28,10 +28,6 @@ from coordinate_eval.records import Message, Rubric
 
 _KEYS = set(Rubric.model_fields) - {"name"}
 _MESSAGE_KEYS = set(Message.model_fields)
-
-
-class _StrictRubric(Rubric):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 def load(name: str, place: Place) -> Rubric:
@@ -71,13 +67,13 @@ def parse(text: str, *, where: str, name: str) -> Rubric:
         check_json(value, tree.at(key), key)
     given = {**tree, "name": name, "prompts": _prompts(tree), "patterns": _patterns(tree)}
     try:
-        rubric = _StrictRubric.model_validate(given)
+        rubric = Rubric.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(str(part) for part in first["loc"])
         raise wrong(tree.at(*first["loc"]), f"{at}: {_format.problem(error)}") from error
     _check(rubric, tree)
-    return Rubric.model_validate(rubric.model_dump())
+    return Rubric.model_validate(rubric.model_dump())  # plain values, which know no lines
 
 
 def _check(rubric: Rubric, tree: Located) -> None:

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from coordinate_eval import _format, _owner, _user_files
 from coordinate_eval.coordinator.inputs.judge import why_not_judged
@@ -51,16 +51,6 @@ _RANGES = {
     "num_fewshot": (0, 10**4),
 }
 _MOST_SHOWN = 10**300  # a float in a message
-
-
-class _StrictPrior(Prior):
-    model_config = ConfigDict(extra="forbid")
-
-
-class _StrictDataset(Dataset):
-    model_config = ConfigDict(extra="forbid")
-
-    prior: _StrictPrior | None = None
 
 
 def load(name: str) -> Suite:
@@ -285,15 +275,17 @@ def _digest(include_path: Sequence[str], datasets: Sequence[Dataset]) -> str:
 
 
 def _dataset(entry: Located, defaults: Located) -> Dataset:
-    only(entry, set(_StrictDataset.model_fields), "a dataset")
+    only(entry, set(Dataset.model_fields), "a dataset")
     given = entry.over(defaults)
+    if isinstance(prior := given.get("prior"), Located):
+        only(prior, set(Prior.model_fields), "a prior")
     if isinstance(file := given.get("rubric"), str):
         read = given | {"rubric": rubric.load(file, given.at("rubric"))}
         given = Located(read, given.place, given.places)
     elif file is not None:
         raise wrong(given.at("rubric"), "rubric must be the name or the file of one rubric")
     try:
-        dataset = _StrictDataset.model_validate(given)
+        dataset = Dataset.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
@@ -323,7 +315,7 @@ def _dataset(entry: Located, defaults: Located) -> Dataset:
             f"dataset {dataset.name} needs a task, or items and a prior, or the name of a dataset "
             "in the catalogue",
         )
-    return Dataset.model_validate(dataset.model_dump())
+    return Dataset.model_validate(dataset.model_dump())  # plain values, which know no lines
 
 
 def _in_range(dataset: Dataset, given: Located) -> None:
