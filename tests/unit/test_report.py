@@ -117,7 +117,7 @@ def test_a_baseline_is_drawn_beside_and_compared(tmp_path: Path) -> None:
     words = words_of(page)
 
     assert [each["baseline"] for each in data_of(page)["trainings"]] == [False, True]
-    assert "the last checkpoint against the baseline" in words
+    assert "The last checkpoint against the baseline" in words
     assert "old, step 300" in words
     assert "GPU hours 2 Table of GPU hours" in words
     assert "better in 1, worse in 0 of 2 datasets" in words
@@ -153,11 +153,11 @@ def test_a_page_begins_with_the_answers(tmp_path: Path) -> None:
     fallen = words_of(page_of(tmp_path))
 
     assert "against the one before No difference mean +0.0000" in fine
-    assert "best checkpoint step 700 mean of 2 datasets 0.6000" in fine
+    assert "Best checkpoint step 700 mean of 2 datasets 0.6000" in fine
     assert "18 others may be as good; the newest is step 1,900" in fine
-    assert "is something wrong? No alarm now" in fine
+    assert "Is something wrong? No alarm now" in fine
     assert "against the one before Worse mean -0.2500" in fallen
-    assert "is something wrong? Collapse: a" in fallen
+    assert "Is something wrong? Collapse: a" in fallen
 
 
 def test_two_trainings_in_one_folder_are_two_lines(tmp_path: Path) -> None:

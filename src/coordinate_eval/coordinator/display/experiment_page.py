@@ -199,14 +199,13 @@ class _Charts:
 
     def _add(self, column: Column, of: str, group: str = "") -> int:
         drawn = []
-        curves = []
-        for number, (training, rows) in enumerate(self._rows.items()):
+        curves: list[Curve | None] = []
+        for number, rows in enumerate(self._rows.values()):
             every = zip(rows, column.values(rows), strict=True)
             told = [(r, v.value) for r, v in every if r.step is not None and v is not None]
             known = [row for row, _ in told]
             curve = curve_of(column, known)
-            if training != self._baseline:
-                curves.append(curve)
+            curves.append(curve)
             errors = [column.error(row) for row in known]
             drawn.append(
                 _series(
@@ -217,15 +216,20 @@ class _Charts:
                     curve,
                 )
             )
-        first = next((curve for curve in curves if curve is not None), None)
-        self._place(column.name, group, drawn, first, of)
+        self._place(column.name, group, drawn, curves, of)
         return len(self.data) - 1
 
     def _place(
-        self, name: str, group: str, drawn: list[dict[str, Any]], curve: Curve | None, of: str
+        self,
+        name: str,
+        group: str,
+        drawn: list[dict[str, Any]],
+        curves: Sequence[Curve | None],
+        of: str,
     ) -> None:
         """Add a chart; the words are of the first training that has scores."""
         chief = next((one for one in drawn if one["steps"]), drawn[0])
+        curve = curves[chief["training"]] if curves else None
         steps, values = chief["steps"], [each for each in chief["values"] if each is not None]
         told = f"{curve.goes} per {SLOPE_STEPS:,} steps" if curve else ""
         jumps = "; ".join(curve.jumps) if curve else ""
@@ -244,6 +248,8 @@ class _Charts:
             }
         )
         now = curve.now if curve else f"{values[-1]:.4g}" if values else "no score"
+        if len([training for training in self._names if training != self._baseline]) > 1:
+            now = f"{list(self._names.values())[chief['training']]}: {now}"
         self.told.append(_Column(name, now, "; ".join(filter(None, [of, told, jumps]))))
 
     def costs(self) -> Iterator[int]:
@@ -257,7 +263,7 @@ class _Charts:
                 drawn.append(_series(number, steps, values, [0.0] * len(steps), None))
             if not any(one["steps"] for one in drawn):
                 continue
-            self._place(name, "", drawn, None, "")
+            self._place(name, "", drawn, [], "")
             self.data[-1] |= {"zero": True, "dashed": True}
             yield len(self.data) - 1
 
@@ -348,7 +354,7 @@ def _answers(shown: Experiment, own: Sequence[Row], names: Mapping[str, str]) ->
         answer = each.verdict.capitalize() or "Not known"
         yield _Answer(each.title, answer, [each.told, each.summary], tone)
     if not shown.compared:
-        yield _Answer("the last checkpoint against the one before", "One checkpoint so far", [])
+        yield _Answer("The last checkpoint against the one before", "One checkpoint so far", [])
     found = shown.found._replace(rows=own)
     by = mean_column(found, own)
     if by is None and len(found.datasets) == 1:
@@ -361,7 +367,7 @@ def _answers(shown: Experiment, own: Sequence[Row], names: Mapping[str, str]) ->
     past = []
     if earlier := [alarm for alarm in shown.alarms if alarm not in now]:
         past.append(f"{plural(len(earlier), 'earlier alarm')}, {_alarm(earlier[-1], names)[0]}")
-    question = "is something wrong?"
+    question = "Is something wrong?"
     if not now:
         yield _Answer(question, "No alarm now", past, "good")
         return
@@ -383,7 +389,7 @@ def _best(found: Best, by: Column, names: Mapping[str, str]) -> _Answer:
         newer = last.created > found.row.created
         newest = f"the newest is {_named(last, names)}" if newer else "it is the newest of them"
         words.append(f"{plural(len(found.close), 'other')} may be as good; {newest}")
-    return _Answer("best checkpoint", _named(found.row, names), words)
+    return _Answer("Best checkpoint", _named(found.row, names), words)
 
 
 def _named(row: Row, names: Mapping[str, str]) -> str:

@@ -171,13 +171,13 @@ def _comparisons(found: Series, base: Sequence[Row], settings: Settings) -> Iter
     for training, name in list(names.items())[:_MOST_COMPARED]:
         rows = [row for row in found.rows if row.training == training and row.scores]
         rows = [row for row in rows if row.step is not None] or rows
-        of = f"{name}: " if len(names) > 1 else ""
+        last = f"{name}: the last checkpoint" if len(names) > 1 else "The last checkpoint"
         if len(rows) > 1:
-            title = f"{of}the last checkpoint against the one before"
+            title = f"{last} against the one before"
             yield _compared(title, found, rows[-2:], settings)
         if rows and base:
             yield _compared(
-                f"{of}the last checkpoint against the baseline",
+                f"{last} against the baseline",
                 found,
                 [_like(rows[-1], base), rows[-1]],
                 settings,
