@@ -147,7 +147,7 @@ def test_a_guard_whose_job_is_warned_or_requeued_is_followed_by_the_next(
     training = Training(tmp_path, {1: {"kind": "wait", "at": 15}})
     begun = training.user.call(*training.args, "--json")
     first = json.loads(begun.stdout)["job"]
-    until(training.saves.exists, "the training")
+    until(lambda: training.status()["attempts"][:1] and training.saves.exists(), "the training")
     slurm("scancel", "--signal=USR1", "--batch", first)
     until(lambda: training.status()["guard"] not in ("none", f"job {first}"), "the next guard")
     until(lambda: first not in slurm("squeue", "-h", "-o", "%i").split(), "the end of the first")
