@@ -300,6 +300,8 @@ def test_weights_without_a_mean_are_refused(
         ("average: [a, b", "not YAML"),
         ("average: !!python/object/apply:os.system [true]", "not YAML"),
         ("- a", "is no average"),
+        ("average: [a]", r"soup\.yaml: an average is of at least two"),
+        ("average: [a, b]\nweights: [1, -1]", r"soup\.yaml: the weights 1, -1 have no sum"),
         ("average: [a, b]", "does not exist"),
     ],
 )

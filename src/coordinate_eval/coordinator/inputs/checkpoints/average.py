@@ -297,7 +297,11 @@ def read_file(file: Path) -> Members:
     paths, weights = content["average"], content.get("weights")
     if not isinstance(paths, list) or not all(isinstance(each, str) and each for each in paths):
         raise UserError(f"{file}: average must be a list of checkpoints")
-    return members([file.parent / each for each in paths], _numbers(file, weights))
+    given = _numbers(file, weights)
+    try:
+        return members([file.parent / each for each in paths], given)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
 
 
 def _numbers(file: Path, found: Any) -> list[float] | None:  # noqa: ANN401 - of anybody's file
