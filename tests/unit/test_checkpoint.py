@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from tests.checkpoints import of_torch, refused, sides
 
-from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect, unchanged
+from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import (
+    check_usable,
+    inspect,
+    unchanged,
+)
+from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
 torch = pytest.importorskip("torch")
@@ -148,7 +153,8 @@ def test_a_torn_tokenizer_is_reported(single: Path, text: str) -> None:
 @pytest.mark.parametrize("text", ["{}", '{"version": "1.0", "model": {}}'])
 def test_a_tokenizer_without_a_vocabulary_is_refused(single: Path, text: str) -> None:
     (single / "tokenizer.json").write_text(text)
-    refused(single, f"{single / 'tokenizer.json'} has no vocabulary", "--tokenizer")
+    with pytest.raises(UserError, match=r"tokenizer\.json has no vocabulary.*--tokenizer"):
+        check_usable(inspect(single))
 
 
 def test_what_is_gone_is_not_unchanged(single: Path) -> None:

@@ -10,7 +10,8 @@ from safetensors.numpy import save_file
 from tests.checkpoints import refused
 
 from coordinate_eval.coordinator.inputs.checkpoints import reading
-from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
+from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import check_usable, inspect
+from coordinate_eval.errors import UserError
 
 Tensors = dict[str, Any]
 
@@ -198,7 +199,8 @@ def test_a_hull_of_large_model_is_refused_whatever_its_type(tmp_path: Path) -> N
 def test_a_config_that_names_no_type_of_model_is_refused(tmp_path: Path) -> None:
     for config in ({}, {"learning_rate": 0.1}, {**LLAMA, "model_type": None}):
         write(tmp_path, llama(), config)
-        refused(tmp_path, f"{tmp_path / 'config.json'} has no model_type", "--config")
+        with pytest.raises(UserError, match=r"config\.json has no model_type.*--config"):
+            check_usable(inspect(tmp_path))
 
 
 def test_state_dicts_are_compared_under_the_names_of_the_model(tmp_path: Path) -> None:

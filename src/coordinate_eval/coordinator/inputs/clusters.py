@@ -52,11 +52,18 @@ def chosen(settings: Settings) -> Cluster | None:
         return next(cluster for cluster in made if cluster.here())
     if name in _MAKERS:
         return by_name(name, settings)
-    if Path(name).suffix or Path(name).name != name or Path(name).exists():
+    if is_file(name):
         return None
     raise UserError(
         f"cluster {name!r} is unknown: choose one of auto, {', '.join(_MAKERS)}, or a cluster file"
     )
+
+
+def is_file(name: str) -> bool:
+    """Return whether the setting `cluster` names a cluster file, on which one can only plan."""
+    path = Path(name)
+    of_scheduler = name == "auto" or name in _MAKERS
+    return not of_scheduler and bool(path.suffix or path.name != name or path.exists())
 
 
 def why_not_from_here(name: str) -> str:

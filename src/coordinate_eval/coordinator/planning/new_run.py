@@ -12,6 +12,7 @@ from pathlib import Path
 from coordinate_eval import _files
 from coordinate_eval._engines import kind_of
 from coordinate_eval.clusters.protocol import JobLimits
+from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint, saved
 from coordinate_eval.coordinator.inputs.checkpoints.average import Members
@@ -121,7 +122,10 @@ def read_inputs(
 def _inspect(what: Path | Members, settings: Settings, **given: Path | None) -> Checkpoint:
     """Return the checkpoint. What a run that waits cannot use yet may still be being written."""
     try:
-        return checkpoints.inspect(what, **given, cache=Path(settings.cache_dir).expanduser())
+        found = checkpoints.inspect(what, **given, cache=Path(settings.cache_dir).expanduser())
+        if not clusters.is_file(settings.cluster):
+            checkpoints.check_usable(found)
+        return found
     except UserError as error:
         paths = what.paths if isinstance(what, Members) else [what]
         if settings.queue and any(map(saved.is_young, paths)):

@@ -125,6 +125,7 @@ def examine(
     found: Checkpoint | None = None
     try:
         found = checkpoints.inspect(path, **stand_ins, mapping=mapping, base=base)
+        checkpoints.check_usable(found)
     except UserError as error:
         report.why = str(error)
     with contextlib.suppress(UserError, OSError):

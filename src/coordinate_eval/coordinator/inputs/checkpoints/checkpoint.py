@@ -119,6 +119,28 @@ def _inspect(what: Path | Members, given: "_Given", above: "_Opened") -> Checkpo
         return _described(place, kind, weights, sides, mapping=mapping)
 
 
+def check_usable(checkpoint: Checkpoint) -> None:
+    """Check that prompts can be built for a checkpoint, and that an engine can tell its model.
+
+    A plan alone needs neither.
+
+    Raises:
+        UserError: Its tokenizer.json has no vocabulary, or its config no `model_type`.
+    """
+    _, text = reading.text_config_of(checkpoint)
+    if not text.kind:
+        raise UserError(
+            f"{text.file} has no model_type, so no engine can tell what model it is. Save the "
+            "model's config again, or name another with --config"
+        )
+    for file in map(Path, checkpoint.files):
+        if file.name == "tokenizer.json" and b'"vocab"' not in checkpoint_files.read(file):
+            raise UserError(
+                f"{file} has no vocabulary, so it is no tokenizer. Save the tokenizer again, or "
+                "name another with --tokenizer"
+            )
+
+
 class Made(Protocol):
     """The record of a checkpoint, and of those that it is made of."""
 

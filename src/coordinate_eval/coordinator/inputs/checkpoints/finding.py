@@ -269,11 +269,6 @@ def check_files(files: Sequence[Path]) -> None:
                     f"{file} is torn: it is no JSON object. If it is being written, try again "
                     "afterwards; else save the tokenizer again"
                 )
-            if b'"vocab"' not in content:
-                raise UserError(
-                    f"{file} has no vocabulary, so it is no tokenizer. Save the tokenizer again, "
-                    "or name another with --tokenizer"
-                )
 
 
 def as_text(path: Path) -> str:

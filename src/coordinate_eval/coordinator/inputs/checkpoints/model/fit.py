@@ -107,11 +107,6 @@ def check(
     model = _Model(place, tensors, whole, config, told or seen)
     _check_names(model)
     _check_hull(model)
-    if not config.kind:
-        raise UserError(
-            f"{config.file} has no model_type, so no engine can tell what model it is. Save the "
-            "model's config again, or name another with --config"
-        )
     layers = _layers(tensors)
     if "v" in config.checks:
         _check_embedding(model)
