@@ -43,7 +43,7 @@ _PARTS = {
     "Weights": ("staging", "conversion"),
     "Prompts, metrics and judges": ("harness_cost", "sandbox_cost", "judge_rate"),
     "Large clusters, and preemption": ("many_runs", "supervision", "replacements"),
-    "Decisions": ("history", "alarms", "deciding"),
+    "Decisions": ("history", "alarms", "agreement", "deciding"),
     "Training that goes on": ("saving", "diagnosis", "spikes", "training_month"),
 }
 """The benchmarks in the order of the page."""
