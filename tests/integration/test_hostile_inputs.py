@@ -31,8 +31,8 @@ def user(tmp_path: Path) -> Workspace:
 def checkpoint(tmp_path: Path) -> Path:
     made = tmp_path / "checkpoint"
     made.mkdir()
-    for name in ("config.json", "tokenizer.json"):
-        (made / name).write_text("{}")
+    (made / "config.json").write_text('{"model_type": "of-nobody"}')
+    (made / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
     save_file({"w": numpy.zeros(4)}, made / "model.safetensors")
     return made
 
