@@ -324,6 +324,7 @@ class Jobs:
     def __init__(self) -> None:
         self.submitted: list[Any] = []
         self.held = Hold.NONE
+        self.state = State.PENDING
 
     def cancel(self, job_ids: list[str]) -> None:
         raise AssertionError(job_ids)
@@ -333,7 +334,7 @@ class Jobs:
 
     def poll(self, prefix: str) -> list[TaskStatus]:
         return [
-            TaskStatus(name=job.name, job_id=str(number), state=State.PENDING, held=self.held)
+            TaskStatus(name=job.name, job_id=str(number), state=self.state, held=self.held)
             for number, job in enumerate(self.submitted, start=1)
             if job.name.startswith(prefix)
         ]
@@ -357,6 +358,19 @@ def test_a_guard_submits_its_successor_once_and_leaves_before_its_end(tmp_path: 
     assert [job.name for job in cluster.submitted] == [f"{prefix(training)}super1"]
     assert cluster.submitted[0].requeue
     assert left.index(True) >= 20
+
+
+def test_a_guard_submits_no_second_successor_while_the_first_one_starts(tmp_path: Path) -> None:
+    guard_dir, training = guarded(tmp_path)
+    cluster: Any = Jobs()
+    clock = SetClock()
+    handover = handover_of(guard_dir, training, cluster, 240, lambda words: None, clock)
+    clock.sleep(215 * 60)
+    leaves(handover, guard_dir, training, cluster)
+    cluster.state = State.RUNNING  # and has not taken over yet
+    clock.sleep(61)
+    leaves(handover, guard_dir, training, cluster)
+    assert len(cluster.submitted) == 1
 
 
 def test_a_guard_whose_successor_is_held_stays(tmp_path: Path) -> None:

@@ -108,9 +108,15 @@ def handover_of(
     clock: Clock,
 ) -> Handover:
     """Return the end of the time of a guard whose job has so many minutes."""
+
+    def submit(epoch: int, alive: list[TaskStatus]) -> str:
+        name = f"{prefix(guarded)}super{epoch}"
+        begun = next((task.job_id for task in alive if task.name == name), None)
+        return begun or submit_guard(guarded, guard_dir, cluster)
+
     return Handover(
         prefix(guarded),
-        lambda epoch, alive: submit_guard(guarded, guard_dir, cluster),
+        submit,
         cluster.cancel,
         guard_dir.logs,
         minutes,
@@ -128,8 +134,8 @@ def leaves(handover: Handover, guard_dir: GuardDir, guarded: Guarded, cluster: C
     """
     if not handover.due:
         return False
-    there = handover.submit(cluster.poll(prefix(guarded)), latest_epoch(guard_dir.run_dir) + 1)
-    return there and handover.has_to_leave
+    epoch = latest_epoch(guard_dir.run_dir) + 1  # before the poll: the next one may take it over
+    return handover.submit(cluster.poll(prefix(guarded)), epoch) and handover.has_to_leave
 
 
 def name_of(checkpoints: Path) -> str:
