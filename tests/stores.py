@@ -10,12 +10,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 
 class Shelf(MemoryFileSystem):  # type: ignore[misc]  # it has no types
-    """Objects with ETags. What is read of them is noted, and `before` is called before each."""
+    """Objects with ETags. What is read and listed is noted. `before` is called before each read."""
 
     protocol = ("shelf",)
     store: dict[str, Any] = {}  # noqa: RUF012  # as the class it is made from has one
     pseudo_dirs: list[str] = [""]  # noqa: RUF012
     read: list[tuple[str, int, int]] = []  # noqa: RUF012
+    listed: list[str] = []  # noqa: RUF012
     before: Callable[[str, int], None] | None = None
 
     @classmethod
@@ -29,6 +30,7 @@ class Shelf(MemoryFileSystem):  # type: ignore[misc]  # it has no types
         return told
 
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        Shelf.listed.append(path)
         return [self._tagged(each) for each in super().ls(path, detail=True, **kwargs)]
 
     def info(self, path: str, **kwargs: Any) -> Any:
@@ -53,6 +55,7 @@ def new_shelf() -> type[Shelf]:
     Shelf.store.clear()
     Shelf.pseudo_dirs[:] = [""]
     Shelf.read.clear()
+    Shelf.listed.clear()
     Shelf.before = None
     return Shelf
 

@@ -9,7 +9,7 @@ import pytest
 from tests.stores import Shelf, new_shelf, put
 from tests.tiny import sharded, tiny_model
 
-from coordinate_eval.coordinator.inputs.checkpoints import remote
+from coordinate_eval.coordinator.inputs.checkpoints import adapter, remote
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect, named
 from coordinate_eval.coordinator.inputs.folders import check_new, check_writable
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -24,6 +24,7 @@ URL = "shelf://bucket/a run's 'best'/step-1000"
 @pytest.fixture(autouse=True)
 def _shelf() -> Iterator[None]:
     new_shelf()
+    remote.forget()
     yield
     new_shelf()
 
@@ -123,6 +124,7 @@ def test_who_goes_on_fetches_the_rest_alone(
         ("shelf://bucket/none", "does not exist: the store has no such bucket"),
         ("unheard://bucket/run", "fsspec knows no protocol unheard"),
         ("https://host/run", "not in an object store"),
+        ("dir://::file:///etc", "not in an object store"),
     ],
 )
 def test_what_cannot_be_read_is_said(url: str, words: str) -> None:
@@ -131,13 +133,54 @@ def test_what_cannot_be_read_is_said(url: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://user:pass@bucket/run", "s3://bucket/run?X-Amz-Signature=pass"]
+    "url",
+    [
+        "s3://user:pass@bucket/run",
+        "s3://user:with/slash/pass@bucket/run",
+        "s3://bucket/run?X-Amz-Signature=pass",
+    ],
 )
 def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(UserError, match="has a password or a query") as raised:
         inspect(Path(url))
     assert "pass@" not in str(raised.value)
+    assert "slash" not in str(raised.value)
     assert "=pass" not in str(raised.value)
+
+
+def test_a_port_is_no_password() -> None:
+    assert str(remote.located("hdfs://host:8020/a@b/run")) == "hdfs://host:8020/a@b/run"
+
+
+def test_a_folder_of_many_checkpoints_is_said_after_a_few_requests() -> None:
+    for step in range(30):
+        Shelf().pipe(f"shelf://bucket/runs/step-{step}/model.safetensors", b"weights")
+    with pytest.raises(UserError, match="20 or more checkpoints") as raised:
+        inspect(Path("shelf://bucket/runs"))
+    assert "coordinate-eval watch" not in str(raised.value)
+    assert len(Shelf.listed) < 30
+
+
+@pytest.mark.parametrize("name", ["/{}", "a::file", "x/../a::file:/{}"])
+def test_names_in_a_store_lead_to_no_local_file(tmp_path: Path, name: str) -> None:
+    """Local files are read as such alone, which checks whose they are and where links lead."""
+    secret = tmp_path / "secret"
+    secret.write_text("of somebody")
+    Shelf().pipe("shelf://bucket/run/a", b"content")
+    path = remote.located("shelf://bucket/run") / name.format(str(secret)[1:])
+    assert not path.exists()
+    assert not list(path.parent.iterdir()) or str(path.parent) == "shelf://bucket/run"
+    with pytest.raises(FileNotFoundError):
+        remote.fetch(remote.RemotePath(path), 0, 2)
+
+
+def test_the_local_base_of_an_adapter_is_checked_as_a_local_folder(tmp_path: Path) -> None:
+    said = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path)}
+    Shelf().pipe("shelf://bucket/run/adapter_config.json", json.dumps(said).encode())
+    config = adapter.AdapterConfig(remote.located("shelf://bucket/run/adapter_config.json"))
+    base = adapter.find_base(config, None)
+    assert base == tmp_path
+    assert not isinstance(base, remote.RemotePath)
 
 
 def test_runs_need_a_file_system() -> None:

@@ -24,8 +24,11 @@ from coordinate_eval._format import brief
 from coordinate_eval.errors import UserError
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)  # a path has one slash of the two
-_SECRET = re.compile(r"^[^/@]*:[^/@]*@|\?[^/]*=")
-_MASKED = re.compile(r"(?<=://)[^/@\s]*@|\?[^\s'\"]*")
+_SECRET = re.compile(r"^[^/@]*:(?!\d+/)[^@]*@|\?[^/]*=")  # keys of AWS have slashes; a port is none
+_MASKED = re.compile(r"(?<=://)(?:[^/@\s:]*:(?!\d+/)[^@\s]*|[^/@\s]*)@|\?[^\s'\"]*")
+
+_CHAIN: Final = "::"
+"""Behind it, fsspec takes a URL of another protocol, such as `dir://::file:///home`."""
 
 _PACKAGES: Final = {
     "s3": "s3fs",
@@ -69,7 +72,7 @@ def located(path: Path | str) -> Path:
     """Return the path that a text names: one of a store if it is a URL of fsspec's protocols.
 
     Raises:
-        UserError: It is a URL with credentials, or of a protocol that has no folders.
+        UserError: It is a URL with credentials, of a protocol that has no folders, or of several.
     """
     if isinstance(path, RemotePath) or (found := _URL.fullmatch(str(path))) is None:
         return Path(path) if isinstance(path, str) else path
@@ -81,7 +84,7 @@ def located(path: Path | str) -> Path:
             "logs. Give it without, and the credentials in the environment or in the "
             "configuration of the store's own tools"
         )
-    if scheme in _NO_FOLDERS:
+    if scheme in _NO_FOLDERS or _CHAIN in place:
         raise UserError(
             f"{shown} is not in an object store whose folders can be listed. Copy the checkpoint "
             "where login and compute nodes see it, and give that path"
@@ -247,9 +250,9 @@ def _entry(path: RemotePath) -> _Entry | None:
         return _entries[url]
     if above in _listings or _entries:
         return _listed(above).get(path.name)
-    store, name = _store(url)
     with _translated(url):
         try:
+            store, name = _store(url)
             _entries[url] = _of(store.info(name))
         except FileNotFoundError:
             _entries[url] = None
@@ -260,8 +263,9 @@ def _listed(url: str) -> dict[str, _Entry]:
     """Return what is in a folder, by name; nothing if it is not there."""
     if url not in _listings:
         found: list[dict[str, Any]] = []
-        store, folder = _store(url)
+        folder = ""
         with _translated(url), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            store, folder = _store(url)
             found = store.ls(folder, detail=True)
         names = {each["name"].rstrip("/").rpartition("/")[2]: _of(each) for each in found}
         # A store may have an object of the folder's own name, which stands for the empty folder.
@@ -282,8 +286,11 @@ def _store(url: str) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, and the name in it.
 
     Raises:
+        FileNotFoundError: A name that a checkpoint has of another file leads out of the store.
         UserError: The package of its protocol is not installed, or has no credentials.
     """
+    if "://" not in url or _CHAIN in url:  # fsspec would open a local file, unchecked
+        raise FileNotFoundError(2, "no such object", url)
     with _translated(url):
         made, name = _made(url)
         _stores[url.partition(":")[0]] = made

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from coordinate_eval._format import brief
-from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, remote
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.errors import UserError
 
@@ -27,6 +27,7 @@ _TRACKERS: Final = ("latest", MEGATRON_TRACKER)
 _MOST_TRACKER_BYTES = 4096
 _STEP = re.compile(r"global_step\d+|iter_\d{7}")  # DeepSpeed's and Megatron's folders
 _MOST_FOLDERS = 1000  # looked into for checkpoints
+_MOST_LISTED = 20  # the same in a store, which is asked for each
 _TO_HF = "Convert it to Hugging Face's format first"
 
 
@@ -201,15 +202,18 @@ def last(place: Path, names: Sequence[str]) -> Path | None:
 
 def below(place: Path, names: Sequence[str]) -> str:
     """Return words about checkpoints that lie in folders of a folder, empty if there are none."""
-    inside = [name for name in names[:_MOST_FOLDERS] if _holds_weights(place / name)]
+    stored = isinstance(place, remote.RemotePath)
+    most = _MOST_LISTED if stored else _MOST_FOLDERS
+    inside = [name for name in names[:most] if _holds_weights(place / name)]
     if not inside:
         return ""
     inside.sort(key=lambda name: (step_of(name) or -1, name))
     if len(inside) == 1:
         return f"Weights are in its folder {brief(inside[0])}: give {place / inside[0]}"
+    all_of_them = f", or evaluate all with: coordinate-eval watch {shlex.quote(str(place))}"
     return (
-        f"It holds {len(inside)} checkpoints: give one of them, such as {place / inside[-1]}, or "
-        f"evaluate all with: coordinate-eval watch {shlex.quote(str(place))}"
+        f"It holds {len(inside)}{' or more' if len(names) > most else ''} checkpoints: give one of "
+        f"them, such as {place / inside[-1]}{'' if stored else all_of_them}"
     )
 
 
