@@ -66,6 +66,10 @@ def test_a_metric_that_is_given_by_its_path(
 
     # An engine that was started in this process before has closed the usual folder.
     monkeypatch.setattr("evaluate.config.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    # And one that has loaded a metric before looks for others where that was.
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "evaluate_modules"]:
+        monkeypatch.delitem(sys.modules, name)
     script = tmp_path / "own.py"
     script.write_text(
         "import datasets\nimport evaluate\n"
