@@ -356,6 +356,11 @@ def test_of_a_dataset_that_nobody_knows_all_items_are_used() -> None:
     assert made.datasets[0].sample is None
 
 
+def test_a_precision_takes_a_sample_of_a_task_of_ones_own_whose_items_the_suite_gives() -> None:
+    made = suite.narrow(parse("datasets: [{name: a, task: t, items: 1000}]"), precision=0.025)
+    assert made.datasets[0].sample == pytest.approx(0.4)
+
+
 def test_a_limit_of_the_suite_stays_where_a_precision_is_asked_for() -> None:
     made = suite.narrow(parse("datasets: [{name: blimp, task: blimp, limit: 9}]"), precision=0.1)
     assert (made.datasets[0].limit, made.datasets[0].sample) == (9, None)

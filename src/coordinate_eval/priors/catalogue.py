@@ -107,7 +107,8 @@ def enough(dataset: Dataset, precision: float) -> float:
     """
     entry = find(dataset)
     whole = items(dataset.model_copy(update={"sample": None}))
-    if entry is None or entry.kind == "judge" or whole is None:
+    judged = dataset.rubric is not None or (entry is not None and entry.kind == "judge")
+    if judged or whole is None:
         return 1.0
     return min(1.0, 0.25 / (whole * precision**2))
 
