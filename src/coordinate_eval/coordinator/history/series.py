@@ -260,8 +260,7 @@ def column(text: str, found: Series) -> Column:
         return everything
     if text == "mean":
         raise UserError(
-            "fewer than two datasets have scores that can be averaged: name a dataset, a group or "
-            "mean(…)"
+            "fewer than two datasets have scores that can be averaged: name a dataset or a group"
         )
     members = [each.strip() for each in match[1].split(",")] if match else [text]
     chosen: list[str] = []

@@ -39,7 +39,7 @@ _SHOWN = 5
 
 
 _Shown = Annotated[
-    Path, typer.Argument(metavar="CKPT", help="A folder, or a file, whatever it is.")
+    Path, typer.Argument(metavar="CKPT", help="A folder, a file, or s3://…, whatever it is.")
 ]
 _CheckIt = Annotated[
     bool,
@@ -220,10 +220,13 @@ def _print(report: _Report) -> None:
         ("step", "" if report.step is None else f"{report.step:,}"),
         ("files", f"{report.files:,} of weights, {size(report.bytes)}" if report.files else ""),
         ("parameters", ", ".join(f"{n:,} {dtype}" for dtype, n in report.parameters.items())),
-        ("config", f"{report.config or 'none'}{_in(report.model_type)}"),
-        ("tokenizer", ", ".join(report.tokenizer) or "none"),
-        ("names", f"of {report.mapping}" if report.mapping else "of Hugging Face, or unknown"),
     ]
+    if report.format:
+        rows += [
+            ("config", f"{report.config or 'none'}{_in(report.model_type)}"),
+            ("tokenizer", ", ".join(report.tokenizer) or "none"),
+            ("mapping", report.mapping or "none: names are Hugging Face's, or unknown"),
+        ]
     for name, value in rows:
         if value:
             console.print(f"[bold]{name}[/bold]  {escape(value)}", highlight=False)

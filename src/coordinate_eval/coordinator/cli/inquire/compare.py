@@ -96,8 +96,8 @@ def find_run(name: str, settings: Settings) -> RunDir:
             if run.checkpoint.path in (name, path):
                 return run_dir
         raise UserError(
-            f"no run {name!r}: neither the directory nor the id of a run, nor a checkpoint that "
-            "has one; `coordinate-eval runs` lists the runs"
+            f"no run {name!r}: give a run's id or directory, or the path of a checkpoint that was "
+            "evaluated; `coordinate-eval runs` lists the ids"
         ) from None
 
 

@@ -19,8 +19,8 @@ Checkpoints = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="CKPT",
-        help="What training saved: a folder or a file; several with --average, or a YAML file "
-        "that names them.",
+        help="What training saved: a folder, a file, or s3://…; several with --average, or a YAML "
+        "file that names them.",
         show_default="the checkpoint of --plan",
     ),
 ]
