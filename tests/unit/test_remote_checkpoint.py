@@ -92,6 +92,20 @@ def test_an_object_that_changed_is_refused(folder: Path, found: Checkpoint, root
         place.copy(found)
 
 
+def test_copies_of_its_small_files_are_mended_and_missed_by_name(
+    found: Checkpoint, tmp_path: Path, root: Path
+) -> None:
+    copy = next(Path(file) for file in found.files if file.endswith("tokenizer.json"))
+    whole = copy.read_bytes()
+    copy.write_bytes(b"\0" * len(whole))
+    assert inspect(Path(URL), cache=tmp_path / "cache") == found
+    assert copy.read_bytes() == whole
+    copy.unlink()
+    place = StagedWeights(str(root), "run", "node")
+    with pytest.raises(UserError, match=r"tokenizer\.json, which .* Submit it again"), place.hold():
+        place.copy(found)
+
+
 def test_who_goes_on_fetches_the_rest_alone(
     found: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ def local(files: Sequence[Path], cache: Path) -> list[Path]:
     folder = above / digest.hexdigest()[:32]
     _files.make_closed(folder)
     for name, content in kept.values():
-        if _files.size(folder / name) != len(content):
+        if _files.size(folder / name) != len(content) or (folder / name).read_bytes() != content:
             _files.write(folder / name, content)
     return [folder / kept[file][0] if file in kept else file for file in files]
 

@@ -261,6 +261,13 @@ def _check_unchanged(source: Checkpoint) -> None:
 
 def _check_there(source: Checkpoint) -> None:
     """Check that a checkpoint which cannot be copied has not been deleted."""
+    if source.remote and (
+        gone := [name for name in source.files if checkpoints.is_deleted([name])]
+    ):
+        raise UserError(
+            f"{gone[0]}, which {source.path} is evaluated with, was deleted before it was needed. "
+            "Submit it again, and keep that file while runs wait, such as a copy in `cache_dir`"
+        )
     if checkpoints.is_deleted(source.all_files):
         raise UserError(
             f"checkpoint {source.path} was deleted before it was copied. Evaluate a later one, or "
