@@ -1,5 +1,6 @@
 """What a suite asks for and nobody has is said at once, without the harness."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from tests.decisions import RUN
 from coordinate_eval.coordinator.cli.launch.runnable import check_common, runnable
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites.known_tasks import (
+    with_counted_items,
     without_chat_template,
     wrong_generation,
 )
@@ -96,6 +98,46 @@ def test_where_a_checkpoint_has_its_chat_template(
     file.write_text(text)
     found = without_chat_template(asked(tasks, "plain"), [str(file)])
     assert found.keys() == (set() if there else {"d0"})
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "split", "items"),
+    [
+        ("{data_files: {test: a.jsonl, train: b.jsonl}}", "test_split: test", 3),
+        ("{data_files: {dev: [a.jsonl, b.jsonl]}}", "validation_split: dev", 5),
+        ("{data_files: a.jsonl}", "test_split: train", 3),
+        ("{data_files: {test: ABSOLUTE/a.jsonl}}", "test_split: test", 3),
+        ("{data_files: {test: gone.jsonl}}", "test_split: test", None),
+        ("{data_files: {test: pipe.jsonl}}", "test_split: test", None),
+        ("{data_files: {test: a.parquet}}", "test_split: test", None),
+        ("{data_files: {test: 7}}", "test_split: test", None),
+        ("{data_files: {test: a.jsonl}}", "test_split: other", None),
+        ("{data_dir: x}", "test_split: test", None),
+        ("{data_files: {test: list.json}}", "test_split: test", None),
+        ("{data_files: {test: [a.jsonl, none.json]}}", "test_split: test", None),
+        ("{data_files: {test: pretty.json}}", "test_split: test", None),
+        ("{data_files: a.jsonl}", "test_split: train\nprocess_docs: !function a.b", None),
+        ("{data_files: a.jsonl}", "test_split: train\ncustom_dataset: !function a.b", None),
+    ],
+)
+def test_items_are_counted_in_local_json_lines(
+    tmp_path: Path, kwargs: str, split: str, items: int | None
+) -> None:
+    """Count what an estimate plans with where nothing else is known of a task."""
+    (tmp_path / "a.jsonl").write_text('{"q": 1}\n\n{"q": 2}\n{"q": 3}')
+    (tmp_path / "b.jsonl").write_text('{"q": 1}\n{"q": 2}\n')
+    (tmp_path / "list.json").write_text('[{"q": 1}]')
+    (tmp_path / "none.json").write_text("[]")
+    (tmp_path / "pretty.json").write_text('{\n  "q": 1\n}\n')
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    text = f"task: mine\ndataset_path: json\ndataset_kwargs: {kwargs}\n{split}\n"
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    (tasks / "mine.yaml").write_text(text.replace("ABSOLUTE", str(tmp_path)))
+    given = suite({"task": "mine"}, {"task": "mine", "items": 9}, {"task": "gsm8k"}, folder=tasks)
+    found = with_counted_items(given, str(tmp_path))
+    assert [d.items for d in found.datasets] == [items, 9, None]
+    assert found.digest == given.digest
 
 
 def test_a_missing_task_stops_no_other_unless_that_is_asked_for(

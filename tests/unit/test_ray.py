@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from coordinate_eval.clusters.local import LocalCluster
 from coordinate_eval.clusters.protocol import End, Job, State, Waits
 from coordinate_eval.clusters.ray import driver
 from coordinate_eval.clusters.ray.cluster import RayCluster, of_job
@@ -17,7 +16,6 @@ from coordinate_eval.clusters.ray.link import Link
 from coordinate_eval.clusters.ray.nodes import read_nodes, to_come
 from coordinate_eval.clusters.ray.on_node import names_of, what_is_missing
 from coordinate_eval.coordinator.inputs import clusters, layers
-from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError
 
 
@@ -285,11 +283,6 @@ def test_ray_needs_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     found, sources = layers.load(asked)
     assert isinstance(clusters.chosen(found), RayCluster)
     assert (found.ray.address, sources["ray.address"]) == ("auto", "RAY_ADDRESS")
-
-
-def test_a_run_of_ray_without_an_address_is_one_on_this_machine() -> None:
-    before = Settings.model_validate({"cluster": "ray", "ray": {"address": None, "gpus": 2}})
-    assert isinstance(clusters.by_name("ray", before), LocalCluster)
 
 
 @pytest.mark.parametrize("address", ["", "head", "head:", "ray://head:10001", "head:1;x", " a:1"])

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from coordinate_eval.coordinator.cli.output import quiet_libraries, say
 from coordinate_eval.coordinator.display import show
 from coordinate_eval.coordinator.inputs import cluster_file, clusters, judge
 from coordinate_eval.coordinator.inputs.folders import check_writable, working_in
-from coordinate_eval.coordinator.inputs.suites import suite
+from coordinate_eval.coordinator.inputs.suites import known_tasks, suite
 from coordinate_eval.coordinator.planning.context import with_context
 from coordinate_eval.coordinator.planning.judge_plan import plan_judge, questions_to_judge
 from coordinate_eval.coordinator.planning.new_run import Inputs, new_run
@@ -111,6 +112,7 @@ def _plan_described(inputs: Inputs, cluster: Cluster, *, what_if: bool) -> tuple
     """Plan on what a cluster file describes. Nothing is built for that."""
     described = cluster_file.load(Path(inputs.settings.cluster))
     offer = offer_of_file(cluster.name, described, time.time())
+    inputs = _with_counted_items(inputs)
     run = new_run(inputs, cluster.name, offer.now, exclusive=offer.exclusive)
     run = with_context(run, {})
     chosen, judging = _nodes_or_none_yet(run, offer), plan_judge(run, offer, {})
@@ -141,6 +143,8 @@ def _plan_now(
     offer = ask(cluster, settings)
     if any(dataset.task for dataset in inputs.suite.datasets):
         inputs = runnable(inputs)
+    if estimate:
+        inputs = _with_counted_items(inputs)
     run = new_run(inputs, cluster.name, offer.now, exclusive=offer.exclusive, limits=offer.limits)
     run = with_context(run, {})
     chosen = _nodes_or_none_yet(run, offer, inputs.reviewed)
@@ -172,3 +176,8 @@ def _plan_now(
     counts = questions_to_judge(planned.run, planned.plan)
     judge.check_budget(settings.judge, counts)
     return offer, planned
+
+
+def _with_counted_items(inputs: Inputs) -> Inputs:
+    """Return inputs for a plan for which nothing is built."""
+    return replace(inputs, suite=known_tasks.with_counted_items(inputs.suite, inputs.folder))

@@ -11,7 +11,9 @@ from typing import Any
 
 import yaml
 
+from coordinate_eval import _user_files
 from coordinate_eval.coordinator.inputs.checkpoints import chat_template
+from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.harness.prompts.generation_arguments import why_not
 from coordinate_eval.evaluators.harness.tasks.task_names import (
     no_chat_template,
@@ -19,6 +21,12 @@ from coordinate_eval.evaluators.harness.tasks.task_names import (
     unknown,
 )
 from coordinate_eval.records import Suite
+
+_MOST_COUNTED = 256 * 2**20
+"""Bytes of a file of data in which items are counted."""
+
+_ITEMS_BY_CODE = {"process_docs", "custom_dataset"}
+"""Keys of a task with which its code decides what is an item."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # C if it is there
@@ -90,6 +98,56 @@ def without_chat_template(suite: Suite, files: Sequence[str], folder: str = "") 
         and not _may_have_turns(own.get(str(d.task), {}), str(d.task))
         and not (Path(folder) / Path(str(d.task)).expanduser()).is_file()
     }
+
+
+def with_counted_items(suite: Suite, folder: str = "") -> Suite:
+    """Return the suite with the items of tasks of its own that read local JSON lines, if it can.
+
+    They are counted in the files, whose paths are relative to `folder`.
+    """
+    own = _own_tasks(suite)
+    counted = {}
+    for dataset in suite.datasets:
+        config = own.get(str(dataset.task), {})
+        if dataset.items is None and config.get("task") == dataset.task:
+            with contextlib.suppress(OSError, UserError):
+                if items := _items_in_files(config, Path(folder)):
+                    counted[dataset.name] = items
+    datasets = [
+        d.model_copy(update={"items": counted[d.name]}) if d.name in counted else d
+        for d in suite.datasets
+    ]
+    return suite.model_copy(update={"datasets": datasets})
+
+
+def _items_in_files(config: dict[str, Any], folder: Path) -> int:
+    """Return the lines of the files that a task evaluates; 0 if it names no local JSON lines.
+
+    Also 0 if code of the task decides which lines are items.
+    """
+    kwargs = config.get("dataset_kwargs")
+    files = kwargs.get("data_files") if isinstance(kwargs, dict) else None
+    if config.get("dataset_path") != "json" or not files or config.keys() & _ITEMS_BY_CODE:
+        return 0
+    if isinstance(files, dict):
+        files = files.get(config.get("test_split") or config.get("validation_split"))
+    names = [files] if isinstance(files, str) else files
+    if not isinstance(names, list) or not all(
+        isinstance(name, str) and name.endswith((".jsonl", ".json")) for name in names
+    ):
+        return 0
+    counts = [_json_lines(folder / name) for name in names]
+    return sum(counts) if all(counts) else 0
+
+
+def _json_lines(path: Path) -> int:
+    """Return the objects of a file of one a line; 0 if it is of another form, or too large."""
+    _user_files.check_regular(path, "data of a task")
+    with path.open("rb") as file:
+        content = file.read(_MOST_COUNTED + 1)
+    lines = [line.strip() for line in content.split(b"\n") if line.strip()]
+    whole = all(line.startswith(b"{") and line.endswith(b"}") for line in lines)
+    return len(lines) if whole and len(content) <= _MOST_COUNTED else 0
 
 
 def _may_have_turns(config: dict[str, Any], name: str) -> bool:
