@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.supervisor.handover import LOOK_SECONDS
 from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.coordinator.supervisor.polls import MAX_BACKOFF_SECONDS
 from coordinate_eval.coordinator.supervisor.submitting import LONGEST_PAUSE_SECONDS
-from coordinate_eval.errors import ClusterError
+from coordinate_eval.errors import ClusterError, ClusterSilent
 
 MINUTES = 60.0
 
@@ -124,6 +124,25 @@ def test_one_that_dies_at_once_is_submitted_ever_less_often_and_that_is_said(
         "3 times in a row" in event and "It is submitted again in" in event for event in told
     )
     assert str(run_dir.logs) in told[0]
+
+
+def test_one_that_is_to_leave_waits_between_polls_of_a_silent_scheduler(
+    tmp_path: Path, clock: SetClock
+) -> None:
+    run_dir, _ = unplanned(tmp_path, cluster="slurm")
+    polled: list[float] = []
+
+    class Silent(Busy):
+        def poll(self, prefix: str) -> list[TaskStatus]:
+            polled.append(clock.seconds)
+            if len(polled) == 10:
+                take_over(run_dir)
+            raise ClusterSilent("no answer")
+
+    supervisor = Supervisor(run_dir, Silent(), minutes=MINUTES, clock=clock)
+    supervisor.leave_soon()
+    assert supervisor.run() is None
+    assert all(before < after for before, after in pairwise(polled))
 
 
 def test_one_that_runs_and_takes_nothing_over_yet_is_not_submitted_again(

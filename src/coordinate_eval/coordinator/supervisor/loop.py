@@ -414,8 +414,11 @@ class Supervisor:
         """Sleep until it is time to hand over or, with `watch`, something is there to be done."""
         end = self._clock.passed() + seconds
         before_plan = not self._run.planned and not self._may_plan()
+        tried = self._handover.asked and not watch  # and the scheduler gave no answer
         while self._clock.passed() < end:
-            if self._handover.asked or (watch and self._is_due(before_plan=before_plan)):
+            if (self._handover.asked and not tried) or (
+                watch and self._is_due(before_plan=before_plan)
+            ):
                 return
             self._clock.sleep(min(1.0, max(0.2, self._poll_seconds / 10), self._poll_seconds))
 
