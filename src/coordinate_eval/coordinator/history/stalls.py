@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Stall(NamedTuple):
-    """Scores that have stopped to rise. Places are those of checkpoints."""
+    """Scores that have stopped rising. Places are those of checkpoints."""
 
     told: int
     """Where it became clear."""

@@ -26,7 +26,7 @@ def alarms_command(
     as_json: common.Json = False,
     settings_file: common.SettingsFile = None,
 ) -> None:
-    """Show which checkpoints are worse than their training's past explains.
+    """Show which checkpoints are worse than their training's past explains, and stalls.
 
     Exit status: 0 an alarm is true of no training's newest checkpoint; 1 one is; 2 it is not known.
     """
