@@ -264,6 +264,7 @@ def test_a_run_that_is_decided_has_its_scores_and_nothing_hides_that_it_stopped(
     assert (row["datasets_scored"], row["datasets"]) == (2, 2)
     assert "Stopped early, with a part of the items: a (10 of 40), b (10 of 40)." in card
     assert "its scores are of a part of the items, because it stopped early" in said
+    assert f"resume {row['run']} --full` asks the others" in said
     used = "items used: a 10 of 40, b 10 of 40"
     assert used in listed and used in best and used in said
 

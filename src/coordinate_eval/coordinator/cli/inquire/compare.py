@@ -249,6 +249,7 @@ def _show_gate(
     if row.decided:
         because = in_part(row.decided).replace("stopped", "because it stopped", 1)
         say(f"its scores are of a part of the items, {because}")
+        say(f"`coordinate-eval resume {run.id} --full` asks the others")
     for words in row.warnings.values():
         say(words)
     out(f"{said}: {run.checkpoint.path}")
