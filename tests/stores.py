@@ -18,6 +18,7 @@ class Shelf(MemoryFileSystem):  # type: ignore[misc]  # it has no types
     read: list[tuple[str, int, int]] = []  # noqa: RUF012
     listed: list[str] = []  # noqa: RUF012
     before: Callable[[str, int], None] | None = None
+    tagging = True
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -25,7 +26,7 @@ class Shelf(MemoryFileSystem):  # type: ignore[misc]  # it has no types
 
     def _tagged(self, told: dict[str, Any]) -> dict[str, Any]:
         told.pop("created", None)
-        if told["type"] == "file":
+        if told["type"] == "file" and self.tagging:
             told["ETag"] = hashlib.md5(self.store[told["name"]].getvalue()).hexdigest()
         return told
 
@@ -56,7 +57,7 @@ def new_shelf() -> type[Shelf]:
     Shelf.pseudo_dirs[:] = [""]
     Shelf.read.clear()
     Shelf.listed.clear()
-    Shelf.before = None
+    Shelf.before, Shelf.tagging = None, True
     return Shelf
 
 

@@ -139,6 +139,7 @@ def test_who_goes_on_fetches_the_rest_alone(
         ("unheard://bucket/run", "fsspec knows no protocol unheard"),
         ("https://host/run", "not in an object store"),
         ("dir://::file:///etc", "not in an object store"),
+        ("simplecache::s3://bucket/run", "^simplecache::s3://bucket/run is not in an object"),
     ],
 )
 def test_what_cannot_be_read_is_said(url: str, words: str) -> None:
@@ -151,6 +152,8 @@ def test_what_cannot_be_read_is_said(url: str, words: str) -> None:
     [
         "s3://user:pass@bucket/run",
         "s3://user:with/slash/pass@bucket/run",
+        "S3://user:pass@bucket/run",
+        "simplecache::s3://user:pass@bucket/run",
         "s3://bucket/run?X-Amz-Signature=pass",
     ],
 )
@@ -160,6 +163,12 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
     assert "pass@" not in str(raised.value)
     assert "slash" not in str(raised.value)
     assert "=pass" not in str(raised.value)
+
+
+def test_a_store_that_tells_no_version_is_refused(folder: Path, tmp_path: Path) -> None:
+    Shelf.tagging = False
+    with pytest.raises(UserError, match=r"tells no version of shelf://.*Copy the checkpoint"):
+        inspect(put(folder, URL), cache=tmp_path)
 
 
 def test_a_port_is_no_password() -> None:

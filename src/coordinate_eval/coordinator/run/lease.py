@@ -88,10 +88,11 @@ def leased(run: Run) -> Checkpoint:
 def is_deleted(run: Run) -> bool:
     """Return whether a run needs the checkpoint, has no lease on it, and somebody has deleted it.
 
-    Where even the folder around it is missing, this machine may lack the file system.
+    Where even the folder around it is missing, this machine may lack the file system. Of one in a
+    store, the keeper finds out.
     """
     weights = run.checkpoint.all_weights
-    if run.settings.engine.elsewhere or run.lease.is_dir():
+    if run.settings.engine.elsewhere or run.checkpoint.remote or run.lease.is_dir():
         return False
     around = Path(run.checkpoint.path).parent
     return around.is_dir() and checkpoints.is_deleted([*weights[:1], *weights[-1:]])

@@ -166,9 +166,8 @@ def find_config(
         if params.exists():
             return params
     raise UserError(
-        f"{where} has no config.json. Put the model's there in Hugging Face's format, give "
-        f"--config FILE, or name it in a {folder_file.NAME} in the folder of the checkpoints: "
-        "config: FILE"
+        f"{where} has no config.json. Put the model's there in Hugging Face's format, or give "
+        f"--config FILE{_or_named(where, 'config: FILE')}"
     )
 
 
@@ -186,9 +185,15 @@ def find_tokenizer(place: Path, beside: list[Path], given: Path | None) -> list[
             return checkpoint_files.present(folder, checkpoint_files.TOKENIZER_FILES)
     raise UserError(
         f"{where} has no tokenizer (tokenizer.json, tokenizer.model, or vocabulary files). Put "
-        f"the model's there, give --tokenizer FOLDER, or name it in a {folder_file.NAME} in the "
-        "folder of the checkpoints: tokenizer: FOLDER"
+        f"the model's there, or give --tokenizer FOLDER{_or_named(where, 'tokenizer: FOLDER')}"
     )
+
+
+def _or_named(where: Path, line: str) -> str:
+    """Return the end of an advice: the file that may name what is missing, if it is read there."""
+    if isinstance(where, remote.RemotePath):
+        return ""
+    return f". A {folder_file.NAME} in the folder of the checkpoints can name it, too: {line}"
 
 
 def _where_to_look(place: Path, beside: list[Path], given: Path | None) -> tuple[Path, list[Path]]:
@@ -233,6 +238,11 @@ def check_weights(weights: Sequence[Path]) -> None:
     """
     remote.read_heads(weights)
     for file in weights:
+        if isinstance(file, remote.RemotePath) and not file.version():
+            raise UserError(
+                f"the store tells no version of {file}, neither a tag nor a time, so nobody could "
+                "notice that it changes. Copy the checkpoint to a file system, and give that path"
+            )
         checkpoint_files.check_link(file)
         with checkpoint_files.opened(file, weights=True) as opened:
             head = opened.read(checkpoint_files.HEAD_BYTES)

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import io
 import os
+import random
 import re
 import stat
 import time
@@ -23,7 +24,12 @@ from typing import Any, Final, NamedTuple
 from coordinate_eval._format import brief
 from coordinate_eval.errors import UserError
 
-_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)  # a path has one slash of the two
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL | re.IGNORECASE)
+"""A URL, of which a path has one slash of the two."""
+
+_CHAINED = re.compile(r"[a-z0-9+.-]+::.*:/", re.DOTALL | re.IGNORECASE)
+"""URLs of fsspec that say how another one is read, such as `simplecache::s3://bucket/run`."""
+
 _SECRET = re.compile(r"^[^/@]*:(?!\d+/)[^@]*@|\?[^/]*=")  # keys of AWS have slashes; a port is none
 _MASKED = re.compile(r"(?<=://)(?:[^/@\s:]*:(?!\d+/)[^@\s]*|[^/@\s]*)@|\?[^\s'\"]*")
 
@@ -53,11 +59,15 @@ _TIMES: Final = ("LastModified", "last_modified", "updated", "mtime", "modified"
 """What fsspec's file systems call the version of an object, and the time of its last change."""
 
 HEAD_BYTES: Final = 256 << 10
-"""First bytes of a weight file, read in one request: the header of 2,000 tensors fits."""
+"""First bytes of a safetensors file, read in one request: the header of 2,000 tensors fits."""
+
+_FIRST_BYTES: Final = 4 << 10  # of other files, whose headers are at their ends or elsewhere
 
 _SMALL_AHEAD: Final = 32 << 20  # files beside the weights, in one request each
 _REQUESTS: Final = 16  # at once
-_PAUSES: Final = (0.5, 2.0, 8.0)  # seconds before a range is asked for again
+_PAUSES: Final = (0.5, 2.0, 8.0, 30.0, 60.0)
+"""Seconds before a range is asked for again, half as long or half as long again by chance: nodes
+that a busy store has turned away come back one after another."""
 
 
 class _Entry(NamedTuple):
@@ -74,10 +84,14 @@ def located(path: Path | str) -> Path:
     Raises:
         UserError: It is a URL with credentials, of a protocol that has no folders, or of several.
     """
-    if isinstance(path, RemotePath) or (found := _URL.fullmatch(str(path))) is None:
-        return Path(path) if isinstance(path, str) else path
-    scheme, place = found.groups()
-    shown = masked(f"{scheme}://{place}")
+    if isinstance(path, RemotePath):
+        return path
+    text = str(path)
+    if (found := _URL.fullmatch(text)) is None and not _CHAINED.match(text):
+        return Path(path)
+    scheme, place = found.groups() if found else ("", text)
+    scheme = scheme.lower()
+    shown = masked(f"{scheme}://{place}" if found else re.sub(r"(?<!:):/+", "://", text))
     if _SECRET.search(place):
         raise UserError(
             f"{shown}: the URL has a password or a query, which would be written into records and "
@@ -197,7 +211,8 @@ def read_heads(paths: Iterable[Path]) -> None:
     files = [each for each in paths if isinstance(each, RemotePath) and each.stat().st_size]
 
     def head(path: RemotePath) -> bytes:
-        return fetch(path, 0, min(HEAD_BYTES, path.stat().st_size))
+        most = HEAD_BYTES if path.suffix == ".safetensors" else _FIRST_BYTES
+        return fetch(path, 0, min(most, path.stat().st_size))
 
     if files:
         with ThreadPoolExecutor(_REQUESTS) as pool:
@@ -230,7 +245,7 @@ def fetch(path: RemotePath, start: int, stop: int) -> bytes:
             error = failed
         if pause is None or isinstance(error, FileNotFoundError | PermissionError):
             break
-        time.sleep(pause)
+        time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
     raise _words(str(path), error) from error
 
 
