@@ -40,7 +40,6 @@ def run(
             user.suite(*FOUR_TASKS), "--nodes", "node1", "--max-gpus", 2, "--engine-args",
             json.dumps({"times": str(user.folder / "times.json"), "concurrency": 1}),
             "--run-dir", user.folder / mode,
-            COORDINATE_EVAL_TRIAL_LEAST_GAIN_SECONDS="86400",  # nobody answers for a slow one
         )  # fmt: skip
         until(lambda: [trial for trial in trials(run) if trial.responses], "a response")
         yield run

@@ -42,7 +42,6 @@ def test_a_trial_that_hangs_is_ended_and_others_take_its_shards(
         COORDINATE_EVAL_TRIAL_HANG_MINUTES="0.4",
         # A start takes as long as was measured, and not as long as is thought at first.
         COORDINATE_EVAL_PRIORS_DIR=str(undisturbed.priors),
-        COORDINATE_EVAL_TRIAL_LEAST_GAIN_SECONDS="86400",  # the other one does not wait for it
     )  # fmt: skip
     claims = until(lambda: list(run.glob("claims/outputs/*/*.json")), "a claim")
     stopped = int(json.loads(claims[0].read_text())["pid"])
@@ -87,7 +86,6 @@ def test_a_trial_that_is_lost_is_replaced_while_another_goes_on(
     run = user.submit(
         long_suite(user), "--engine-args", json.dumps(slow),
         "--max-gpus", 2, "--run-dir", user.folder / "replaced",
-        COORDINATE_EVAL_TRIAL_LEAST_GAIN_SECONDS="86400",
     )  # fmt: skip
     stays = until(lambda: [trial for trial in trials(run) if trial.responses], "an answer")[0]
     # It goes on, with a shard in work, until the other one is replaced: however long that takes.

@@ -11,6 +11,33 @@ from coordinate_eval.coordinator.inputs.layers import Layer
 from coordinate_eval.errors import UserError
 
 
+def test_settings_of_earlier_versions_stop_nothing_and_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(
+        "max_nodes = 2\n[scoring]\nmemory_gib = 30\n[build]\njobs = 3\nminutes = 60\n"
+        "[diagnosis]\nbase_url = 'http://h/v1'\n"
+    )
+    monkeypatch.setenv("COORDINATE_EVAL_BUILD_JOBS", "2")
+    settings, sources = layers.load({}, file)
+    assert (settings.harness.memory_gib, settings.harness.jobs) == (30, 2)
+    assert sources["harness.jobs"] == "environment"
+    assert settings.nodes == "2"
+    assert capsys.readouterr().err.splitlines() == [
+        f"setting max_nodes in {file} is called nodes now",
+        f"setting scoring.memory_gib in {file} is called harness.memory_gib now",
+        f"setting build.jobs in {file} is called harness.jobs now",
+        f"setting build.minutes in {file} is gone and has no effect: remove it",
+        f"setting diagnosis.base_url in {file} is gone and has no effect: remove it",
+        "setting build.jobs in the environment is called harness.jobs now",
+    ]
+    with pytest.raises(UserError, match=r"harness\.jobs"):
+        layers.resolve([Layer(source="f", values={"scoring.jobs": 0})])
+    found, _ = layers.resolve([Layer(source="f", values={"slurm.exclude": "gpu[1-3],gpu7"})])
+    assert found.slurm.exclude == "gpu[1-3],gpu7"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

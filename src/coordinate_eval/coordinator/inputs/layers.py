@@ -7,8 +7,9 @@ tables in the environment are JSON. A run keeps its settings in `run.json`.
 import difflib
 import json
 import os
+import sys
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,59 @@ _OWN_VARIABLES = {
 }
 """Variables with the prefix that are not settings."""
 
+_FORMER: Mapping[str, str] = {
+    "build.jobs": "harness.jobs",
+    "build.memory_gib": "harness.memory_gib",
+    "build.minutes": "",
+    "diagnosis.api_key_env": "",
+    "diagnosis.base_url": "",
+    "diagnosis.model": "",
+    "diagnosis.rules": "",
+    "judge.max_tokens": "",
+    "judge.requests_per_minute": "",
+    "judge.timeout_seconds": "",
+    "harness.dataset_minutes": "",
+    "limits.jobs": "",
+    "limits.newest_first": "",
+    "local.cpus": "",
+    "max_nodes": "nodes",
+    "metrics.memory_gib": "",
+    "metrics.scoring_minutes": "",
+    "objective": "",
+    "ray.cpus": "",
+    "ray.gpu_memory_gib": "gpu_memory_gib",
+    "ray.gpus": "local.gpus",
+    "scoring.dataset_minutes": "",
+    "scoring.jobs": "harness.jobs",
+    "scoring.memory_gib": "harness.memory_gib",
+    "slurm.exclude": "slurm.extra_args",
+    "slurm.gpu_memory_gib": "gpu_memory_gib",
+    "slurm.reader": "",
+    "slurm.timeout_seconds": "",
+    "slurm.wake_nodes": "",
+    "slurm.whole_nodes": "",
+    "stage.cpus": "",
+    "stage.gigabits_per_node": "",
+    "supervisor.cpus": "",
+    "supervisor.memory_gib": "",
+    "supervisor.minutes": "",
+    "trial.avoid_minutes": "",
+    "trial.engine_start_seconds": "",
+    "trial.hang_factor": "",
+    "trial.least_gain_seconds": "",
+    "trial.min_minutes": "",
+    "trial.time_limit_factor": "",
+}
+"""Settings of earlier versions, and what they are called now; empty if they are gone."""
+
+_AS_NOW: Mapping[str, Callable[[Any], Any]] = {
+    "max_nodes": str,
+    "slurm.exclude": lambda nodes: [f"--exclude={nodes}"] if nodes else [],
+}
+"""Functions from the value of a former setting to that of its successor, where they differ."""
+
+_FORMER_SECTIONS = {name.partition(".")[0] for name in _FORMER}
+
 
 class Layer(Record):
     """Values by dotted name, from one source."""
@@ -54,7 +108,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         name = prefix + key
-        if isinstance(value, Mapping) and name in _SECTIONS:
+        if isinstance(value, Mapping) and name in (*_SECTIONS, *_FORMER_SECTIONS):
             flat |= flatten(value, name + ".")
         else:
             flat[name] = value
@@ -95,7 +149,7 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
     Raises:
         UserError: A variable with this program's prefix is not a setting.
     """
-    settings = {_variable(name): name for name in names()}
+    settings = {_variable(name): name for name in (*names(), *_FORMER)}
     values: dict[str, Any] = {}
     for variable in sorted(v for v in environ if v.startswith(PREFIX)):
         if variable in settings:
@@ -152,14 +206,17 @@ def _merged(layers: list[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
     sources: dict[str, str] = {}
     known = sorted(names())
     for layer in layers:
-        for name, value in layer.values.items():
+        for given, value in layer.values.items():
+            name = _FORMER.get(given, given)
+            if not name or (given != name and name in layer.values):
+                continue
             if name in _SECTIONS:
                 raise UserError(f"setting {name} {_in(layer.source)} {_as_section(name, value)}")
             if name not in known:
                 otherwise = "remove it; then `coordinate-eval config` lists all settings"
                 hint = _hint(name, known, otherwise)
                 raise UserError(f"unknown setting {name!r} {_in(layer.source)}; {hint}")
-            merged[name] = value
+            merged[name] = _AS_NOW.get(given, lambda same: same)(value)
             sources[name] = layer.source
     return merged, sources
 
@@ -239,7 +296,8 @@ def _is_json(value: object) -> bool:
 def load(flags: Mapping[str, Any], file: Path | None = None) -> tuple[Settings, dict[str, str]]:
     """Return the effective settings, and the source of each that is not a default.
 
-    From then on the users that they trust are trusted.
+    From then on the users that they trust are trusted. Settings of earlier versions are named on
+    stderr, so that an update stops no evaluation that cron or a training job starts.
     """
     environ = os.environ
     given = {name: value for name, value in flags.items() if value is not None}
@@ -251,8 +309,19 @@ def load(flags: Mapping[str, Any], file: Path | None = None) -> tuple[Settings, 
         Layer(source="command line", values=given),
     ]
     settings, sources = resolve(layers)
+    for line in former(layers):
+        sys.stderr.write(_format.visible(line) + "\n")
     _owner.trust(settings.trusted_users)
     return settings, sources
+
+
+def former(layers: Sequence[Layer]) -> Iterator[str]:
+    """Yield what became of each setting of an earlier version, in words for a person."""
+    for layer in layers:
+        for name in layer.values:
+            if (now := _FORMER.get(name)) is not None:
+                does = f"is called {now} now" if now else "is gone and has no effect: remove it"
+                yield f"setting {name} {_in(layer.source)} {does}"
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,7 +334,7 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_text(name: str, text: str) -> Any:  # noqa: ANN401 - any JSON value
     """Parse a variable as JSON (a list, table, number or boolean), else return the text."""
-    section, _, key = name.rpartition(".")
+    section, _, key = (_FORMER.get(name, name) or name).rpartition(".")
     model = _SECTIONS.get(section, Settings)
     field = model.model_fields.get(key)
     if field is not None and field.annotation in (str, str | None):
