@@ -65,6 +65,8 @@ def lm_eval(
             "HF_HUB_OFFLINE": "1",
             # Two at once would write modules of metrics, and what they keep, in the same place.
             "HF_HOME": f"{out}/hub",
+            # An engine in this process has set a place where no code of a checkpoint can be kept.
+            "HF_MODULES_CACHE": f"{out}/hub/modules",
         }
         try:
             subprocess.run(

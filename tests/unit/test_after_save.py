@@ -39,6 +39,8 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     made = Command(tmp_path)
     monkeypatch.setattr(sys, "executable", str(made._path))
     monkeypatch.setattr(_after_save, "_not_taken", {})
+    # An engine that other tests have in this process is a group of one rank.
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     return made
