@@ -2,23 +2,21 @@
 
 import math
 
-from coordinate_eval.priors import gpus, roofline
+from coordinate_eval.priors import gpus
 from coordinate_eval.priors.observations import DatasetSeen, Subject
-from coordinate_eval.priors.roofline import Conditions, Features, Model, Work
+from coordinate_eval.priors.roofline import (
+    DECODE_EFFICIENCY,
+    Conditions,
+    Model,
+    Work,
+    sequences_with_room,
+)
 
 DAY = 86_400.0
 NOW = 1000 * DAY
 
-TRUTH = Features(
-    prefill=3.5,
-    weights=4.0,
-    cache=2.0,
-    requests=0.002,
-    steps=0.004,
-    output_tokens=2e-5,
-    exchange=0.0,
-)  # fmt: skip
-"""What a made-up engine costs."""
+SLOWER = 2.4
+"""Multiple of the shipped seconds that a made-up engine takes to read its weights."""
 
 DATASETS = {
     # name: (requests, prompt tokens and output tokens a request, its own factor)
@@ -65,8 +63,16 @@ def work_of(name: str, outputs: float = 1.0) -> Work:
 
 def true_seconds(name: str, conditions: Conditions) -> float:
     """Return the seconds that the made-up engine takes."""
-    found = roofline.features(work_of(name), conditions.model, gpus.lookup(conditions.gpu))
-    return found.seconds(TRUTH) * DATASETS[name][3]
+    work, model, gpu = work_of(name), conditions.model, gpus.lookup(conditions.gpu)
+    context = (work.prompt_tokens + work.output_tokens / 2) / work.requests
+    room = sequences_with_room(model, gpu, context) or math.inf
+    at_once = max(1.0, min(256, work.requests, room))
+    steps = work.output_tokens / at_once
+    prefill = 3.5 * 2 * model.parameters * work.prompt_tokens / gpu.flops
+    weights = SLOWER / DECODE_EFFICIENCY * steps * model.bytes / gpu.bandwidth
+    cache = 2.0 * work.output_tokens * model.kv_bytes(context) / gpu.bandwidth
+    rest = 0.002 * work.requests + 0.004 * steps + 2e-5 * work.output_tokens
+    return (prefill + weights + cache + rest) * DATASETS[name][3]
 
 
 def subject(name: str, settings: str = "as is") -> Subject:

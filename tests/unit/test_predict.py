@@ -11,7 +11,7 @@ from tests.observed import (
     DATASETS,
     DAY,
     NOW,
-    TRUTH,
+    SLOWER,
     on,
     run_of,
     seen,
@@ -130,9 +130,8 @@ def test_how_much_a_model_writes_is_learned() -> None:
     before = Priors().predict(subject("long-text"), guess, on())
     after = Priors(run_of(on()), NOW).predict(subject("long-text"), guess, on())
     assert after.gpu_seconds == pytest.approx(true_seconds("long-text", on()), rel=0.1)
-    # The fit found slower steps than the roofline has, and the longest text is a third as long.
-    slower = TRUTH.weights / model.SHIPPED.weights
-    assert after.floor_seconds < before.floor_seconds * slower
+    # Steps are slower than the roofline has them, and the longest text is a third as long.
+    assert after.floor_seconds < before.floor_seconds * SLOWER
 
 
 def test_prompts_that_were_not_counted_are_recalled() -> None:

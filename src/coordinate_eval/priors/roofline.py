@@ -12,7 +12,6 @@ the share of the GPU's peak that serving engines reach, until finished runs show
 """
 
 import math
-from typing import NamedTuple
 
 from pydantic import Field
 
@@ -93,67 +92,6 @@ class Conditions(Record):
     model: Model
 
 
-class Features(NamedTuple):
-    """Quantities that cost time: seconds are the sum of each field times its coefficient."""
-
-    prefill: float
-    """Seconds of the prompts' arithmetic at the GPU's peak."""
-    weights: float
-    """Seconds of reading the weights, once a decoding step, at peak bandwidth."""
-    cache: float
-    """Seconds of reading keys and values while decoding, at peak bandwidth."""
-    requests: float
-    steps: float
-    """Decoding steps; their coefficient is the cost of a step at any model size."""
-    output_tokens: float
-    exchange: float
-    """Seconds of the exchanges between GPUs that share the model, at peak bandwidth."""
-
-    def seconds(self, coefficients: "Features") -> float:
-        """Return the sum of each feature times its coefficient."""
-        return sum(a * b for a, b in zip(self, coefficients, strict=True))
-
-
-SHIPPED = Features(
-    prefill=1 / PREFILL_EFFICIENCY,
-    weights=1 / DECODE_EFFICIENCY,
-    cache=1 / DECODE_EFFICIENCY,
-    requests=REQUEST_SECONDS,
-    steps=0.0,
-    output_tokens=0.0,
-    exchange=1 / EXCHANGE_EFFICIENCY,
-)
-"""Coefficients of the roofline, used before any run."""
-
-
-def features(work: Work, model: Model, gpu: Gpu, most: int = MAX_SEQUENCES) -> Features:
-    """Return the features of this work on one trial with `most` sequences at once."""
-    degree, stages = model.tensor_parallel, model.pipeline_parallel
-    requests = max(1.0, work.requests)
-    # On average, half of a sequence's output is in its context.
-    context = (work.prompt_tokens + work.output_tokens / 2) / requests
-    # Where weights leave no room, and it ran all the same, the GPU has more memory.
-    room = sequences_with_room(model, gpu, max(1.0, context)) or math.inf
-    at_once = max(1.0, min(most, requests, room))
-    # The stages of a pipeline work on as many batches at once, each with its part of the sequences.
-    # So a stage reads its weights that much more often, in the time of that many GPUs.
-    steps = work.output_tokens / at_once
-    read = model.read_bytes(max(1.0, at_once / stages))
-    computed = max(0.0, work.prompt_tokens - work.cached_tokens)
-    kept = work.output_tokens * model.kv_bytes(context)
-    sent = 4 * (degree - 1) / degree * model.activation_bytes_per_token
-    flops = gpu.flops * 16 / max(model.multiplied_bits, gpu.least_bits)
-    return Features(
-        prefill=2 * model.active * computed / (flops * degree * stages),
-        weights=steps * read / (gpu.bandwidth * degree),
-        cache=kept / (gpu.bandwidth * model.kv_shares * stages),
-        requests=work.requests,
-        steps=steps,
-        output_tokens=work.output_tokens,
-        exchange=sent * (computed + work.output_tokens) / (gpu.link * stages),
-    )
-
-
 def sequences_with_room(model: Model, gpu: Gpu, tokens: float) -> float:
     """Return how many sequences of so many tokens an engine has room for, at least 0."""
     kept = model.kv_bytes(tokens)
@@ -165,8 +103,42 @@ def sequences_with_room(model: Model, gpu: Gpu, tokens: float) -> float:
 
 
 def gpu_seconds(work: Work, model: Model, gpu: Gpu, most: int = MAX_SEQUENCES) -> float:
-    """Return the seconds of one trial for all of the work, without the engine's start."""
-    return max(1e-3, features(work, model, gpu, most).seconds(SHIPPED))
+    """Return the seconds of one trial for all of the work, without the engine's start.
+
+    Args:
+        most: sequences that run at once.
+    """
+    flops = gpu.flops * 16 / max(model.multiplied_bits, gpu.least_bits)
+    gpus = model.tensor_parallel * model.pipeline_parallel
+    prefill = 2 * model.active * _computed(work) / (flops * gpus) / PREFILL_EFFICIENCY
+    requests = work.requests * REQUEST_SECONDS
+    return max(1e-3, prefill + requests + _decoding_seconds(work, model, gpu, most))
+
+
+def _computed(work: Work) -> float:
+    """Return the tokens of prompts that the engine computes."""
+    return max(0.0, work.prompt_tokens - work.cached_tokens)
+
+
+def _decoding_seconds(work: Work, model: Model, gpu: Gpu, most: int) -> float:
+    """Return the seconds of reading weights, keys and values, and of exchanges between GPUs."""
+    degree, stages = model.tensor_parallel, model.pipeline_parallel
+    requests = max(1.0, work.requests)
+    # On average, half of a sequence's output is in its context.
+    context = (work.prompt_tokens + work.output_tokens / 2) / requests
+    # Where weights leave no room, and it ran all the same, the GPU has more memory.
+    room = sequences_with_room(model, gpu, max(1.0, context)) or math.inf
+    at_once = max(1.0, min(most, requests, room))
+    # The stages of a pipeline work on as many batches at once, each with its part of the sequences.
+    # So a stage reads its weights that much more often, in the time of that many GPUs.
+    steps = work.output_tokens / at_once
+    read = steps * model.read_bytes(max(1.0, at_once / stages)) / degree
+    kept = work.output_tokens * model.kv_bytes(context) / (model.kv_shares * stages)
+    sent = 4 * (degree - 1) / degree * model.activation_bytes_per_token / stages
+    exchanged = sent * (_computed(work) + work.output_tokens)
+    return (read + kept) / gpu.bandwidth / DECODE_EFFICIENCY + (
+        exchanged / gpu.link / EXCHANGE_EFFICIENCY
+    )
 
 
 def score_seconds(items: float, requests: float) -> float:
@@ -184,5 +156,4 @@ def floor_seconds(work: Work, model: Model, gpu: Gpu) -> float:
         output_tokens=work.longest_output_tokens,
         longest_output_tokens=work.longest_output_tokens,
     )
-    decoding = features(alone, model, gpu)._replace(prefill=0.0, requests=0.0)
-    return decoding.seconds(SHIPPED)
+    return _decoding_seconds(alone, model, gpu, MAX_SEQUENCES)
