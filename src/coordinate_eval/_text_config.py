@@ -69,6 +69,8 @@ class TextConfig(NamedTuple):
     checks: str
     file: Path
     """It is from this file, which messages name."""
+    known: bool
+    """Transformers has a class for its type."""
 
     def number(self, *names: str, most: int = MOST_WIDTH) -> int | None:
         """Return the first of these that is a positive number, else their default.
@@ -121,7 +123,8 @@ def text_config(config: Mapping[str, Any], file: Path) -> TextConfig:
         given = {**above, **found}
     kind = _text_type(kind)
     row = _table().get(kind)
-    return TextConfig(given, row.numbers if row else {}, kind, row.checks if row else "", file)
+    numbers, checks = (row.numbers, row.checks) if row else ({}, "")
+    return TextConfig(given, numbers, kind, checks, file, known=row is not None)
 
 
 def _is_config(value: object) -> bool:

@@ -1,8 +1,4 @@
-"""What a model costs, by its config: parameters, active ones, bytes, and the cache of a token.
-
-The figures are the publishers'. Counts of active parameters differ in whether they have the
-embeddings: `without` says how many of the two tables a publisher leaves out.
-"""
+"""What a model costs: parameters, active ones and bytes by its headers, its cache by its config."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,15 +20,10 @@ FILE = Path("config.json")
 
 class Published(NamedTuple):
     config: dict[str, Any]
-    parameters: float
-    """In billions."""
-    active: float
     kv_bytes: int
     """Of one token in 16 bits, all layers."""
-    gigabytes: float
-    without: int = 0
     windowed: int = 0
-    """Of `kv_bytes`, in layers with a window."""
+    """Of these, in layers with a window."""
 
 
 def latent(layers: int, heads: int, **more: Any) -> dict[str, Any]:
@@ -63,7 +54,7 @@ MODELS = {
             126, 128, 8, model_type="llama", hidden_size=16384, intermediate_size=53248,
             vocab_size=128256,
         ),
-        405, 405, 516_096, 810,
+        516_096,
     ),
     # "Qwen2.5 Technical Report", 2024. Cache: as above.
     "Qwen2.5 72B": Published(
@@ -72,7 +63,7 @@ MODELS = {
             vocab_size=152064, use_sliding_window=False, sliding_window=131072,
             max_window_layers=70,
         ),
-        72.7, 72.7, 327_680, 145.4,
+        327_680,
     ),
     # "Mixtral of Experts", 2024, section 2 and table 1.
     "Mixtral 8x7B": Published(
@@ -80,7 +71,7 @@ MODELS = {
             32, 32, 8, model_type="mixtral", hidden_size=4096, intermediate_size=14336,
             vocab_size=32000, num_local_experts=8, num_experts_per_tok=2, sliding_window=None,
         ),
-        46.7, 12.9, 2 * 32 * 8 * 128 * 2, 93.4,
+        2 * 32 * 8 * 128 * 2,
     ),
     # "DeepSeek-V3 Technical Report", 2024. Cache: "Insights into DeepSeek-V3", 2025, table 1. Its
     # published weights have 14 GB more, of a layer that predicts further tokens.
@@ -89,7 +80,7 @@ MODELS = {
             61, 128, model_type="deepseek_v3", vocab_size=129280, n_routed_experts=256,
             first_k_dense_replace=3, quantization_config=FP8,
         ),
-        671, 37, 70_272, 671,
+        70_272,
     ),
     # "Kimi K2: Open Agentic Intelligence", 2025, table 2.
     "Kimi K2": Published(
@@ -97,7 +88,7 @@ MODELS = {
             61, 64, model_type="kimi_k2", vocab_size=163840, n_routed_experts=384,
             first_k_dense_replace=1, quantization_config=FP8,
         ),
-        1040, 32.6, 70_272, 1026,
+        70_272,
     ),
     # Model card: 94 layers, 64 heads and 4 of keys and values, 235B, 22B, 234B without embeddings.
     "Qwen3 235B A22B": Published(
@@ -106,7 +97,7 @@ MODELS = {
             head_dim=128, moe_intermediate_size=1536, vocab_size=151936, num_experts=128,
             num_experts_per_tok=8, decoder_sparse_step=1, mlp_only_layers=[],
         ),
-        235, 22, 2 * 94 * 4 * 128 * 2, 470,
+        2 * 94 * 4 * 128 * 2,
     ),
     # "GLM-4.5: Agentic, Reasoning, and Coding Foundation Models", 2025, table 1: 355B has a layer
     # that predicts further tokens.
@@ -116,7 +107,7 @@ MODELS = {
             head_dim=128, moe_intermediate_size=1536, vocab_size=151552, n_routed_experts=160,
             n_shared_experts=1, num_experts_per_tok=8, first_k_dense_replace=3,
         ),
-        355, 32, 2 * 92 * 8 * 128 * 2, 710, without=1,
+        2 * 92 * 8 * 128 * 2,
     ),
     # "gpt-oss-120b & gpt-oss-20b Model Card", 2025, table 1: 116.83B, 5.13B, 60.8 GiB.
     "gpt-oss 120b": Published(
@@ -126,8 +117,7 @@ MODELS = {
             layer_types=["sliding_attention", "full_attention"] * 18,
             quantization_config={"quant_method": "mxfp4"},
         ),
-        116.83, 5.13, 2 * 36 * 8 * 64 * 2, 60.8 * 2**30 / 1e9, without=1,
-        windowed=36 * 8 * 64 * 2,
+        2 * 36 * 8 * 64 * 2, windowed=36 * 8 * 64 * 2,
     ),
     # Model card: 17B active, 400B. Engines keep more than the chunks that its layers attend to.
     "Llama 4 Maverick": Published(
@@ -139,7 +129,7 @@ MODELS = {
                 num_local_experts=128, interleave_moe_layer_step=2, attention_chunk_size=8192,
             ),
         },
-        400, 17, 2 * 48 * 8 * 128 * 2, 800,
+        2 * 48 * 8 * 128 * 2,
     ),
     # "Jamba-1.5: Hybrid Transformer-Mamba Models at Scale", 2024; 9 GB of cache for 256K tokens.
     "Jamba 1.5 Large": Published(
@@ -149,7 +139,7 @@ MODELS = {
             attn_layer_offset=4, expert_layer_period=2, expert_layer_offset=1, mamba_d_state=16,
             mamba_d_conv=4, mamba_expand=2, mamba_dt_rank=512,
         ),
-        398, 94, 9 * 2**30 // 2**18, 796,
+        9 * 2**30 // 2**18,
     ),
     # Model card: 456B, 45.9B, softmax attention after every seven layers of lightning attention.
     "MiniMax Text 01": Published(
@@ -158,7 +148,7 @@ MODELS = {
             head_dim=128, vocab_size=200064, num_local_experts=32, num_experts_per_tok=2,
             attn_type_list=([0] * 7 + [1]) * 10,
         ),
-        456, 45.9, 2 * 10 * 8 * 128 * 2, 912, without=2,
+        2 * 10 * 8 * 128 * 2,
     ),
     # "Nemotron 3 Nano", 2025: 31.6B, 3.2B, 3.6B with embeddings; 6 of 52 layers attend.
     "Nemotron 3 Nano": Published(
@@ -169,42 +159,39 @@ MODELS = {
             hybrid_override_pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
             mamba_num_heads=64, mamba_head_dim=64, ssm_state_size=128, n_groups=8, conv_kernel=4,
         ),
-        31.6, 3.2, 2 * 6 * 2 * 128 * 2, 63.2, without=1,
+        2 * 6 * 2 * 128 * 2,
     ),
 }  # fmt: skip
 
 
 def costs(config: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> dict[str, Any]:
     text = text_config(config, FILE)
-    return model_shape(text, "bfloat16", quantized(config, text, {}), tensors)
+    return model_shape(text, "bfloat16", quantized(config, text, {}), tensors or {})
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_config_costs_what_is_published(name: str) -> None:
+def test_the_cache_of_a_token_is_what_is_published(name: str) -> None:
     published, found = MODELS[name], costs(MODELS[name].config)
-    text = text_config(published.config, FILE).given
-    table = text["vocab_size"] * text["hidden_size"]
-    assert found["parameters"] == pytest.approx(published.parameters * 1e9, rel=0.015)
-    active = found["active_parameters"] - published.without * table
-    assert active == pytest.approx(published.active * 1e9, rel=0.03)
-    assert found["loaded_bytes"] == pytest.approx(published.gigabytes * 1e9, rel=0.015)
     assert found["kv_bytes_per_token"] == published.kv_bytes
     assert found["windowed_bytes_per_token"] == published.windowed
 
 
 def test_prompts_of_a_mixture_take_as_long_as_its_active_parameters() -> None:
-    found = costs(MODELS["DeepSeek V3"].config)
+    config = mixture(layers=4, width=8, heads=4, experts=8, chosen=2, dense=1, shared=1)
+    found = costs(config, headers(config, stacked=False))
     fields = Model.model_fields.keys() & found.keys()
     model = Model(
-        bytes=found["loaded_bytes"], tensor_parallel=8, **{key: found[key] for key in fields}
+        bytes=found["loaded_bytes"], tensor_parallel=1, **{key: found[key] for key in fields}
     )
-    prompts = Work(items=1, requests=1, prompt_tokens=1e6, output_tokens=0, longest_output_tokens=0)
-    h200 = gpus.lookup("h200")
-    seconds = roofline.features(prompts, model, h200).prefill
-    assert seconds == pytest.approx(2 * 37.5e9 * 1e6 / (8 * 2 * h200.flops), rel=0.01)
+    prompts = Work(items=1, requests=1, prompt_tokens=1e9, output_tokens=0, longest_output_tokens=0)
+    seconds = [
+        roofline.gpu_seconds(prompts, each, gpus.lookup("h200"))
+        for each in (model, model.model_copy(update={"active_parameters": 0}))
+    ]
+    assert seconds[0] / seconds[1] == pytest.approx(model.active / model.parameters, rel=0.2)
     # One token reads its own experts; those of a thousand tokens are nearly all.
-    assert model.read_bytes(1) == pytest.approx(37e9, rel=0.1)
-    assert model.read_bytes(1000) == pytest.approx(model.bytes, rel=1e-3)
+    assert model.read_bytes(1) == pytest.approx(2 * model.active)
+    assert model.read_bytes(1000) == pytest.approx(model.bytes)
 
 
 SIZES = {
@@ -250,26 +237,19 @@ def headers(config: dict[str, Any], *, stacked: bool) -> dict[str, Tensor]:
 
 
 @given(sizes=st.fixed_dictionaries(SIZES), stacked=st.booleans())
-def test_a_config_and_its_headers_cost_the_same(sizes: dict[str, int], *, stacked: bool) -> None:
+def test_of_the_experts_a_token_leaves_out_those_that_are_not_chosen(
+    sizes: dict[str, int], *, stacked: bool
+) -> None:
     config = mixture(**sizes)
-    told, found = costs(config), costs(config, headers(config, stacked=stacked))
+    found = costs(config, headers(config, stacked=stacked))
+    layers = max(0, sizes["layers"] - sizes["dense"])
+    left_out = max(0, sizes["experts"] - sizes["chosen"])
+    expert = 3 * config["moe_intermediate_size"] * config["hidden_size"]
     assert not found["doubt"]
-    same = ("parameters", "active_parameters", "loaded_bytes", "routed_bytes")
-    assert {name: told[name] for name in same} == {name: found[name] for name in same}
-    # Two bytes a parameter, and the routed ones are what a token may leave out.
+    assert found["routed_bytes"] == 2 * layers * sizes["experts"] * expert
+    active = found["parameters"] - layers * left_out * expert
+    assert found["active_parameters"] == pytest.approx(active, abs=1)
     assert found["loaded_bytes"] == 2 * found["parameters"]
-    assert found["parameters"] - found["active_parameters"] <= found["routed_bytes"] // 2
-
-
-@given(sizes=st.fixed_dictionaries(SIZES), more=st.sampled_from(sorted(SIZES)))
-def test_what_is_larger_costs_no_less(sizes: dict[str, int], more: str) -> None:
-    small = costs(mixture(**sizes))
-    large = costs(mixture(**sizes | {more: sizes[more] + 1}))
-    assert small["active_parameters"] <= small["parameters"]
-    assert large["kv_bytes_per_token"] >= small["kv_bytes_per_token"]
-    if more != "dense":  # a dense layer may be larger or smaller than one of experts
-        assert large["parameters"] >= small["parameters"]
-        assert large["active_parameters"] >= small["active_parameters"]
 
 
 @given(tokens=st.lists(st.floats(1, 1e6), min_size=2, max_size=2).map(sorted))
@@ -340,13 +320,10 @@ def test_what_a_config_does_not_say_of_experts_is_told() -> None:
     assert not costs(config, files)["doubt"]
 
 
-def test_files_of_another_size_than_the_layers_in_a_config_count() -> None:
-    config = heads(
-        2, 8, 8, model_type="of its own", hidden_size=512, intermediate_size=2048, vocab_size=9
-    )
-    found = costs(config, {"blocks.0.w": Tensor("bfloat16", (5000, 5000))})
-    assert found["parameters"] == 25_000_000
-    assert "files count" in found["doubt"]
+def test_the_cache_of_a_type_that_nobody_here_knows_is_an_estimate() -> None:
+    config = MODELS["Llama 3.1 405B"].config
+    assert not costs(config)["doubt"]
+    assert "an estimate" in costs(config | {"model_type": "of its own"})["doubt"]
 
 
 PACKED = {
@@ -407,8 +384,9 @@ _NAMES = st.sampled_from(
 )
 @example(model="Kimi K2", change={"quantization_config": {"quant_method": ["fp8"], "bits": -1}})
 def test_a_hostile_config_gives_numbers_or_one_message(model: str, change: dict[str, Any]) -> None:
+    files = headers(mixture(2, 2, 2, 4, 2, 1, 1), stacked=True)
     try:
-        found = costs(MODELS[model].config | change)
+        found = costs(MODELS[model].config | change, files)
     except UserError as error:
         assert str(FILE) in str(error)
     else:

@@ -8,6 +8,7 @@ import pytest
 from coordinate_eval._text_config import text_config
 from coordinate_eval.coordinator.inputs.checkpoints.model.context import context
 from coordinate_eval.coordinator.inputs.checkpoints.model.model_shape import model_shape
+from coordinate_eval.coordinator.inputs.checkpoints.model.quantized import Quantized
 
 FILE = Path("config.json")
 INNER = {
@@ -36,7 +37,7 @@ NESTED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("family", NESTED)
 def test_the_language_model_is_found(family: str) -> None:
     config = text_config(NESTED[family], FILE)
-    shape = model_shape(config, "bfloat16")
+    shape = model_shape(config, "bfloat16", Quantized(), {})
     assert shape["max_length"] == shape["hf_length"] == 999
     assert (shape["attention_heads"], shape["kv_heads"], shape["vocabulary"]) == (4, 2, 300)
     assert shape["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 2
@@ -102,7 +103,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], tuple[int, int, int, int]]] = {
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_configs_as_they_are_published(model: str) -> None:
     config, (length, heads, kv_heads, kv_bytes) = PUBLISHED[model]
-    shape = model_shape(text_config(config, FILE), "bfloat16")
+    shape = model_shape(text_config(config, FILE), "bfloat16", Quantized(), {})
     assert shape["max_length"] == length
     assert (shape["attention_heads"], shape["kv_heads"]) == (heads, kv_heads)
     assert shape["kv_bytes_per_token"] == kv_bytes

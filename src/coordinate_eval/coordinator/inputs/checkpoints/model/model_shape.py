@@ -1,8 +1,7 @@
 """Compute what a model costs an engine, from its config and the headers of its weights.
 
-The config gives the layers, and so the cache and the degrees in which GPUs can share the model. It
-also counts parameters, which the headers do better: they have what is there. Both are compared, and
-where they differ much, the headers count and `doubt` says so.
+The headers tell parameters and bytes. The config gives the layers, and so the cache and the degrees
+in which GPUs can share the model.
 """
 
 import math
@@ -15,32 +14,12 @@ from coordinate_eval._text_config import HEADS, KV_HEADS, WIDTHS, TextConfig
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES, Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.model.context import MOST_TOKENS, context
 from coordinate_eval.coordinator.inputs.checkpoints.model.layers import Layers, flat, layers_of
-from coordinate_eval.coordinator.inputs.checkpoints.model.quantized import (
-    UNPACKED,
-    Quantized,
-    parameters_in,
-)
+from coordinate_eval.coordinator.inputs.checkpoints.model.quantized import Quantized, parameters_in
 from coordinate_eval.errors import UserError
 
-ALIKE = 1.15
-"""Multiple up to which the parameters in the headers are those that the config describes."""
-
-_TOY = 10**7  # parameters: below, norms and biases count as much as what is described
 _MOST_BYTES = 2**40  # of keys and values a token, or of a sequence's state: above any model's
 _VOCABULARY_PADDING = 64  # `DEFAULT_VOCAB_PADDING_SIZE` of vLLM
 _STATE_ITEM = 4  # bytes: engines keep states in 32 bits, or in 16
-_UNGATED = (
-    "gpt2", "gpt_neo", "gpt_neox", "gptj", "gpt_bigcode", "codegen", "opt", "bloom", "mpt",
-    "falcon", "phi", "starcoder2", "persimmon", "nemotron", "nemotron_h", "xglm", "apertus",
-    "biogpt", "ctrl", "cohere_compass_text", "arcee", "jais2", "nanochat",
-)  # fmt: skip
-"""Types whose MLP has two matrices; others have a third one as a gate."""
-
-_TIED = (
-    "gemma", "bloom", "gpt2", "gpt_neo", "gpt_bigcode", "opt", "mpt", "falcon", "cohere",
-    "ernie4_5", "lfm2", "starcoder2", "smollm3", "mamba", "zamba", "jetmoe", "vaultgemma",
-)  # fmt: skip
-"""Beginnings of types whose output layer is their embedding, unless the config says otherwise."""
 
 _OF_OTHERS = re.compile(r"(?:^|\.)(?:vision|visual|vit|audio|image|speech|mm_|multi_modal)")
 """Beginnings of the names of tensors that no text goes through."""
@@ -52,7 +31,7 @@ _NO_PIPELINE = frozenset({"gemma3n_text", "mamba2", "zamba2", "hrm_text", "phi4_
 _TEMPERATURE_FROM = 32768  # tokens: `Llama4ForCausalLM` of vLLM
 
 
-class Counted(NamedTuple):
+class _Counted(NamedTuple):
     """Parameters of a model, and the bytes of its weights."""
 
     parameters: int
@@ -65,28 +44,21 @@ class Counted(NamedTuple):
 
 
 def model_shape(
-    config: TextConfig,
-    dtype: str,
-    packed: Quantized = UNPACKED,
-    tensors: Mapping[str, Tensor] | None = None,
+    config: TextConfig, dtype: str, packed: Quantized, tensors: Mapping[str, Tensor]
 ) -> dict[str, Any]:
     """Return the fields of `Checkpoint` that a model's config and headers give.
 
     Args:
         config: of the language model.
         packed: how they are quantized.
-        tensors: of all files; None leaves the config alone to count.
+        tensors: of all files.
 
     Raises:
         UserError: A number is larger than any model's.
     """
     config = flat(config)
     layers, length = layers_of(config), context(config)
-    told = described(config, layers, packed)
-    found = told if tensors is None else counted(tensors, layers, packed)
-    if layers.experts and not found.routed and told.routed < found.parameters:
-        share = told.routed / max(1, told.parameters)
-        found = found._replace(routed=told.routed, routed_bytes=int(found.bytes * share))
+    found = _count(tensors, layers, packed)
     chosen = layers.chosen or layers.experts
     idle = 1 - chosen / layers.experts if layers.experts else 0.0
     # Engines keep keys and values in 16 bits, or in 32 when the weights are.
@@ -106,7 +78,7 @@ def model_shape(
         "experts_per_token": chosen,
         "multiplied_bits": packed.multiplied_bits,
         "quantization": packed.method,
-        "doubt": _doubt(layers, told, found, tensors or {}),
+        "doubt": _doubt(config, layers, tensors),
         "max_length": length.most,
         "short_length": length.short,
         "hf_length": length.hf,
@@ -124,7 +96,7 @@ def model_shape(
     }
 
 
-def counted(tensors: Mapping[str, Tensor], layers: Layers, packed: Quantized) -> Counted:
+def _count(tensors: Mapping[str, Tensor], layers: Layers, packed: Quantized) -> _Counted:
     """Return what the headers say of the weights that an engine loads.
 
     Layers by which a model was trained to predict further tokens stay out.
@@ -143,89 +115,7 @@ def counted(tensors: Mapping[str, Tensor], layers: Layers, packed: Quantized) ->
             others += own
         elif layers.experts and (".experts." in name or stacked):
             routed, routed_size = routed + own, routed_size + held
-    return Counted(parameters, routed, size, routed_size, others)
-
-
-def described(config: TextConfig, layers: Layers, packed: Quantized) -> Counted:
-    """Return the parameters that a config describes; norms and biases are left out.
-
-    Bytes are those of weights with the bits that the config gives, and an embedding of 16.
-    """
-    number = config.number
-    width, words = number(*WIDTHS) or 0, number("vocab_size", most=MOST_TOKENS) or 0
-    tied = config.given.get("tie_word_embeddings")
-    if not isinstance(tied, bool):
-        tied = config.kind.startswith(_TIED)
-    mlp = (2 if config.kind in _UNGATED else 3) * width
-    mixing = {
-        "full": _attention(config, width),
-        "window": _attention(config, width),
-        "state": _stateful(config, width),
-        "none": 0,
-    }
-    mixers = sum(mixing[mixer] for mixer in layers.mixers)
-    mixtures, shared = sum(layers.mixtures), mlp * _shared_width(config, layers)
-    routed = mixtures * layers.experts * mlp * _expert_width(config)
-    beside = mixtures * (shared + width * layers.experts)
-    dense = sum(layers.dense) * mlp * _dense_width(config, width)
-    embeddings = words * width * (1 if tied else 2)
-    # Embeddings for each layer (Gemma 3n).
-    own = number("vocab_size_per_layer_input", most=MOST_TOKENS) or 0
-    embeddings += own * (number("hidden_size_per_layer_input") or 0) * len(layers.mixers)
-    parameters = embeddings + mixers + dense + beside + routed
-    bits = packed.bits + (0.25 if packed.method.startswith("mx") else 0)  # 8 for each 32 weights
-    others = 16 if packed.method == "mxfp4" else bits  # gpt-oss: experts alone
-    inner = parameters - routed - embeddings
-    return Counted(
-        parameters,
-        routed,
-        int(routed * bits + inner * others + embeddings * 16) // 8,
-        int(routed * bits) // 8,
-    )
-
-
-def _attention(config: TextConfig, width: int) -> int:
-    """Return the parameters of a layer's attention to earlier tokens."""
-    number = config.number
-    heads = number(*HEADS) or 1
-    if latent := number("kv_lora_rank"):
-        # Multi-head latent attention: DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1.
-        rotated, plain = number("qk_rope_head_dim") or 0, number("qk_nope_head_dim") or 0
-        value = number("v_head_dim") or plain
-        low = number("q_lora_rank")
-        queries = heads * (rotated + plain)
-        asking = low * (width + queries) if low else width * queries
-        return (
-            asking + width * (latent + rotated) + heads * (latent * (plain + value) + value * width)
-        )
-    size, value = _head_sizes(config)
-    gate = 2 if config.given.get("attn_output_gate") is True or config.kind == "qwen3_next" else 1
-    return width * (gate * heads * size + _kv_heads(config) * (size + value) + heads * value)
-
-
-def _stateful(config: TextConfig, width: int) -> int:
-    """Return the parameters of a layer that keeps a state: Mamba's, or linear attention's."""
-    number = config.number
-    kernel = number("mamba_d_conv", "conv_kernel", "d_conv", "linear_conv_kernel_dim") or 4
-    if value_heads := number("linear_num_value_heads"):  # gated delta net
-        keys = (number("linear_num_key_heads") or value_heads) * (
-            number("linear_key_head_dim") or 128
-        )
-        values = value_heads * (number("linear_value_head_dim") or 128)
-        wide = 2 * keys + values
-        return width * (wide + 2 * values + 2 * value_heads) + wide * kernel
-    if number("conv_L_cache"):  # LFM2
-        return 4 * width * width
-    heads, size, states = _ssm(config, width)
-    if heads:  # Mamba 2
-        inner = heads * size
-        both = inner + 2 * (number("mamba_n_groups", "n_groups", "mamba_ngroups") or 1) * states
-        return width * (inner + both + heads) + both * kernel + inner * width
-    if states:  # Mamba
-        inner = size
-        rank = number("mamba_dt_rank", "time_step_rank") or -(-width // 16)
-        return inner * (3 * width + kernel + 2 * rank + 3 * states)
-    return width * 5 * (number(*HEADS) or 1) * _head_sizes(config)[0]  # lightning attention
+    return _Counted(parameters, routed, size, routed_size, others)
 
 
 def _ssm(config: TextConfig, width: int) -> tuple[int, int, int]:
@@ -324,20 +214,14 @@ def _splits(config: TextConfig, layers: Layers, packed: Quantized) -> dict[str, 
     }
 
 
-def _doubt(layers: Layers, told: Counted, found: Counted, tensors: Mapping[str, Tensor]) -> str:
+def _doubt(config: TextConfig, layers: Layers, tensors: Mapping[str, Tensor]) -> str:
     """Return why figures of a model are less sure than usual, empty if nothing says so."""
     named = layers.experts or any(".experts." in name for name in tensors)
     if named and not layers.chosen:
         return "its config does not say through how many experts a token goes: all count"
-    if found.parameters < _TOY:
-        return ""
-    own = found.parameters - found.others
-    if told.parameters / ALIKE <= own <= told.parameters * ALIKE:
-        return ""
-    return (
-        f"the layers in its config come to {told.parameters:,} parameters, and its files hold "
-        f"{own:,}: the files count, and its cache is an estimate"
-    )
+    if not config.known:
+        return "its type of model is not known here: its cache is an estimate"
+    return ""
 
 
 def _head_sizes(config: TextConfig) -> tuple[int, int]:
@@ -357,7 +241,7 @@ def _expert_width(config: TextConfig) -> int:
 def _dense_width(config: TextConfig, width: int) -> int:
     names = ("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size")
     found = config.number(*names, "ffn_hidden_size", "n_inner", "ffn_dim", "n_inner", "d_ff")
-    return found or (4 * width if config.kind in _UNGATED else 0)
+    return found or 4 * width
 
 
 def _shared_width(config: TextConfig, layers: Layers) -> int:

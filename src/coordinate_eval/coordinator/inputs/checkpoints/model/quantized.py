@@ -53,9 +53,6 @@ class Quantized(NamedTuple):
     """Bits of a number in the cache of keys and values."""
 
 
-UNPACKED: Final = Quantized()
-
-
 def quantized(whole: Mapping[str, Any], config: TextConfig, beside: Mapping[str, Any]) -> Quantized:
     """Return how weights are quantized.
 
@@ -73,7 +70,7 @@ def quantized(whole: Mapping[str, Any], config: TextConfig, beside: Mapping[str,
         None,
     )
     if found is None:
-        return UNPACKED
+        return Quantized()
     inner = found.get("quantization")
     said = {**(inner if isinstance(inner, dict) else {}), **_scheme(found), **found}
     method = str(said.get("quant_method") or "").lower()
