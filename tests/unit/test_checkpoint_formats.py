@@ -7,11 +7,14 @@ from typing import Any
 import numpy
 import pytest
 from safetensors.numpy import save_file
-from tests.checkpoints import refused, sides
+from tests.checkpoints import of_torch, refused, sides
 
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
+from coordinate_eval.coordinator.inputs.checkpoints.finding import find
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
 from coordinate_eval.coordinator.inputs.checkpoints.formats.unread import recognized
+from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
+from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 from coordinate_eval.errors import UserError
 
 # What trainers leave in a folder, and words of what is said. A name with a slash is in a folder.
@@ -251,3 +254,54 @@ def test_an_index_of_another_save_is_told_from_a_save_that_goes_on(tmp_path: Pat
     refused(folder, "is incomplete: 2 of 2 shards", "try again afterwards")
     save_file({name: numpy.zeros(4) for name in "abc"}, folder / "model.safetensors")
     refused(folder, "does not fit the files beside it", "Remove it")
+
+
+@pytest.mark.parametrize(
+    ("there", "given", "read"),
+    [
+        ("model.safetensors model_ema.safetensors", "model_ema.safetensors", None),
+        ("model.safetensors model_ema.safetensors", "model.safetensors", "model.safetensors"),
+        ("model.safetensors model_ema.safetensors", ".", "model.safetensors"),
+        ("step-100.safetensors step-200.safetensors", "step-100.safetensors", None),
+        ("step-100.safetensors", ".", "step-100.safetensors"),
+        ("model.safetensors consolidated.safetensors", "consolidated.safetensors", None),
+        ("consolidated.safetensors", "consolidated.safetensors", "consolidated.safetensors"),
+        ("ft-model.safetensors.index.json model.safetensors", ".", "model.safetensors"),
+        ("ft-model.safetensors.index.json optimizer.safetensors", ".", "ft-1-of-1.safetensors"),
+        (
+            "ft-model.safetensors.index.json model.safetensors",
+            "ft-model.safetensors.index.json",
+            "ft-1-of-1.safetensors",
+        ),
+        ("model.safetensors model.pt", "model.pt", None),
+    ],
+)
+def test_a_file_beside_those_of_the_folder_is_itself_the_checkpoint(
+    tmp_path: Path, there: str, given: str, read: str | None
+) -> None:
+    for name in there.split():
+        if name.endswith(".json"):
+            (tmp_path / name).write_text('{"weight_map": {"a": "ft-1-of-1.safetensors"}}')
+            save_file({"a": numpy.zeros(4)}, tmp_path / "ft-1-of-1.safetensors")
+        elif name.endswith(".pt"):
+            of_torch(tmp_path)
+        else:
+            save_file({"a": numpy.zeros(4)}, tmp_path / name)
+    (found,) = find(tmp_path / given).weights
+    assert found == (tmp_path / (read or given)).resolve()
+
+
+def test_which_of_several_files_of_other_names_counts_is_asked(tmp_path: Path) -> None:
+    for step in (100, 200):
+        save_file({"a": numpy.zeros(4)}, sides(tmp_path) / f"step-{step}.safetensors")
+    refused(tmp_path, "'step-100.safetensors', 'step-200.safetensors'", "give that file")
+
+
+def test_a_file_of_another_name_is_staged_under_one_that_engines_look_for(tmp_path: Path) -> None:
+    save_file({"a": numpy.arange(4.0)}, sides(tmp_path / "run") / "step-100.safetensors")
+    checkpoint = inspect(tmp_path / "run" / "step-100.safetensors")
+    place = StagedWeights(str(tmp_path), "run", "node")
+    with place.hold():
+        assert place.copy(checkpoint)
+        assert (place.folder / "model.safetensors").is_file()
+    assert step_of(checkpoint.path) == 100

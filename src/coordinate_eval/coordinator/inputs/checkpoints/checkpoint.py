@@ -309,14 +309,18 @@ def _described(
         text = text_config(whole, of_model)
         names = mappings.choose(opened.tensors, text.kind, mapping)
         names = names or mappings.unwrapping(opened.tensors)
+        named = kind.converted or safetensors_file.named_for_engines(weights, sides)
+        if names is None and not named:
+            if weights[0].name.startswith("consolidated"):
+                raise UserError(
+                    f"checkpoint {place} has Mistral's own files, and no mapping fits names such "
+                    f"as {_format.brief(next(iter(opened.tensors), ''))} for a model of type "
+                    f"{text.kind}. Give the model's files in Hugging Face's format, or "
+                    "--mapping FILE"
+                )
+            names = mappings.AS_THEY_ARE
         if names is not None:
             opened = Renamed(opened, names, text, tied=fit.ties_embeddings(whole, text))
-        elif kind is CheckpointFormat.SAFETENSORS and weights[0].name.startswith("consolidated"):
-            raise UserError(
-                f"checkpoint {place} has Mistral's own files, and no mapping fits names such as "
-                f"{_format.brief(next(iter(opened.tensors), ''))} for a model of type {text.kind}. "
-                "Give the model's files in Hugging Face's format, or --mapping FILE"
-            )
     else:
         opened = mixed
         whole = reading.config_of(opened, whole)

@@ -98,7 +98,8 @@ def find_weights(place: Path) -> tuple[list[Path], CheckpointFormat, list[Path]]
     if place.is_file():
         raise UserError(
             words
-            or f"checkpoint {place} is a file, but not a .pt, .pth or .bin file. Give its folder"
+            or f"checkpoint {place} is a file, but not a .safetensors, .pt, .pth or .bin file. "
+            "Give its folder"
         )
     words = words or _none(place, names, torch_file.candidates(place, names, parts))
     raise UserError(". ".join(filter(None, (words, unread.below(place, names)))))
@@ -117,8 +118,16 @@ def _found(
 def _lone(
     place: Path, names: Sequence[str], parts: Collection[str]
 ) -> tuple[list[Path], CheckpointFormat, list[Path]] | None:
-    found = torch_file.lone(place, names, parts)
-    return (found, CheckpointFormat.TORCH, []) if found else None
+    if found := torch_file.lone(place, names, parts):
+        return found, CheckpointFormat.TORCH, []
+    named = _of_other_names(place, names, parts)
+    return (named, CheckpointFormat.SAFETENSORS, []) if len(named) == 1 else None
+
+
+def _of_other_names(place: Path, names: Sequence[str], parts: Collection[str]) -> list[Path]:
+    """Return the safetensors that may hold a whole model, whatever they are called."""
+    files = torch_file.candidates(place, names, parts, {safetensors_file.SUFFIX})
+    return [file for file in files if not safetensors_file.is_part(file.name)]
 
 
 def _is_hull(weights: Sequence[Path], kind: CheckpointFormat, extra: Sequence[Path]) -> bool:
@@ -130,22 +139,27 @@ def _is_hull(weights: Sequence[Path], kind: CheckpointFormat, extra: Sequence[Pa
 def _none(place: Path, names: Sequence[str], files: Sequence[Path]) -> str:
     """Return words about a folder in which the weights are not found."""
     single, index = safetensors_file.SINGLE, safetensors_file.INDEX
-    if any(name.endswith(".safetensors") for name in names):
+    if own := [name for name in names if name.endswith(safetensors_file.SUFFIX)]:
         return (
-            f"checkpoint {place} has safetensors, but neither {single} nor {index}, which is "
-            "written last. Wait until it is saved, or save it with save_pretrained"
+            f"checkpoint {place} has {_shown(own)}, but neither {single} nor {index}, which is "
+            "written last. Wait until it is saved, or save it with save_pretrained. If one of its "
+            "files is a whole model, give that file"
         )
     if files:
-        shown = ", ".join(repr(file.name) for file in files[:8])
+        shown = _shown([file.name for file in files])
         return (
             f"checkpoint {place} has {len(files)} files that may hold the weights ({shown}). "
             "Name one of them; shards must be saved again with save_pretrained"
         )
-    shown = f"only {', '.join(map(repr, names[:8]))}" if names else "nothing"
+    shown = f"only {_shown(names)}" if names else "nothing"
     return (
         f"checkpoint {place} has no weights ({single}, {index}, or one .pt, .pth or .bin): "
         f"it holds {shown}. If it is being written, try again afterwards"
     )
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:8]))
 
 
 def find_config(
@@ -208,10 +222,11 @@ def _where_to_look(place: Path, beside: list[Path], given: Path | None) -> tuple
 
 
 def resolve(path: Path) -> Path:
-    """Return where a checkpoint is, without links: of safetensors and an index, their folder."""
+    """Return where a checkpoint is, without links: of its safetensors and index, their folder."""
     path = remote.located(path)
     try:
-        if path.name.endswith((".safetensors", ".index.json")) and path.is_file():
+        ends = (safetensors_file.SUFFIX, ".index.json")
+        if path.name.endswith(ends) and path.is_file() and not safetensors_file.alone(path):
             path = path.absolute().parent
         place = path.resolve(strict=True)
     except FileNotFoundError as error:

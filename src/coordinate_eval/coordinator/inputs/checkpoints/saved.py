@@ -142,7 +142,7 @@ def _lone(name: str) -> int | None:
 
 
 _STEP = "{step}"
-_FILES = (r"\.pt", r"\.pth", r"\.ckpt", r"\.bin")
+_FILES = (r"\.pt", r"\.pth", r"\.ckpt", r"\.bin", r"\.safetensors")
 _PARTIAL = re.compile(
     r"(?:^|[-_.])(?:te?mp|part|partial|incomplete|backup|bak|old|corrupt(?:ed)?)(?:$|[-_.\d])",
     re.IGNORECASE,

@@ -24,6 +24,9 @@ _CONSOLIDATED = re.compile(r"consolidated(?:-\d+-of-\d+)?\.safetensors")
 _CONSOLIDATED_INDEX = "consolidated.safetensors.index.json"
 """The names in Mistral's own format, whose tensors have names of their own."""
 
+_PART = re.compile(r".*\d+-of-\d+\.safetensors|adapter_model\.safetensors")
+SUFFIX, _INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
+
 _MOST_TENSORS = 2_000_000
 
 _DTYPES = {
@@ -54,11 +57,13 @@ def find(
 ) -> tuple[list[Path], list[Path]] | None:
     """Return the files that a folder's index names, and the index; or the single file.
 
+    A place that is a file is one of `alone`.
+
     Raises:
         UserError: The index does not fit the files beside it.
     """
     if not place.is_dir():
-        return None
+        return _of_file(place)
     if INDEX in names:
         return files_named(place / INDEX), [place / INDEX]
     if SINGLE in names:
@@ -66,7 +71,50 @@ def find(
     if _CONSOLIDATED_INDEX in names:
         return files_named(place / _CONSOLIDATED_INDEX), []
     own = [place / name for name in names if _CONSOLIDATED.fullmatch(name)]
-    return (own, []) if own else None
+    if own:
+        return own, []
+    indices = [name for name in names if name.endswith(_INDEX_SUFFIX)]
+    return _of_file(place / indices[0]) if len(indices) == 1 else None
+
+
+def _of_file(file: Path) -> tuple[list[Path], list[Path]] | None:
+    """Return a file of safetensors, or what an index of such files names."""
+    if file.name.endswith(_INDEX_SUFFIX):
+        return files_named(file), []
+    return ([file], []) if file.name.endswith(SUFFIX) else None
+
+
+def is_part(name: str) -> bool:
+    """Return whether a file of this name is one of several, or of an adapter."""
+    return _PART.fullmatch(name) is not None
+
+
+def alone(file: Path) -> bool:
+    """Return whether a file or an index is a checkpoint by itself, not its folder's.
+
+    It is, if others are what the folder's own names tell: `model_ema.safetensors` beside
+    `model.safetensors`.
+
+    Raises:
+        UserError: The folder's index is none.
+    """
+    folder, name = file.parent, file.name
+    if name.endswith(_INDEX_SUFFIX):
+        return name not in (INDEX, _CONSOLIDATED_INDEX)
+    if name.endswith(".index.json"):  # of other files than safetensors
+        return (folder / INDEX).is_file() or (folder / SINGLE).is_file()
+    if not name.endswith(SUFFIX) or is_part(name):
+        return False
+    if (folder / INDEX).is_file():
+        return name not in weight_map(folder / INDEX).values()
+    return name != SINGLE and not (
+        _CONSOLIDATED.fullmatch(name) and not (folder / SINGLE).is_file()
+    )
+
+
+def named_for_engines(weights: Sequence[Path], files: Sequence[Path]) -> bool:
+    """Return whether engines find weights in a folder: by their one name, or by an index."""
+    return weights[0].name == SINGLE or any(file.name == INDEX for file in files)
 
 
 def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:

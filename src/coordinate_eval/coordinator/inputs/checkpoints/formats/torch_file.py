@@ -28,7 +28,7 @@ from coordinate_eval.errors import UserError
 
 T = TypeVar("T")
 
-_SUFFIXES = {".pt", ".pth", ".bin", ".ckpt"}
+_SUFFIXES = frozenset({".pt", ".pth", ".bin", ".ckpt"})
 # Files that trainers write beside the weights.
 _TRAINER_FILES = (
     "optimizer", "scheduler", "scaler", "rng_state", "random_states", "training_args", "meta.pt",
@@ -69,12 +69,17 @@ _MOST_BESIDE = 0.1  # of tensors, such as counters and heads of losses, in a mod
 _ROOTS = {"model", "lm_head", "transformer", "gpt_neox", "backbone", "embed_out"}
 
 
-def candidates(place: Path, names: Sequence[str], parts: Collection[str]) -> list[Path]:
+def candidates(
+    place: Path,
+    names: Sequence[str],
+    parts: Collection[str],
+    suffixes: Collection[str] = _SUFFIXES,
+) -> list[Path]:
     """Return the files that may hold the weights, without the names that tell another format."""
     return [
         place if place.is_file() else place / name
         for name in names
-        if Path(name).suffix in _SUFFIXES
+        if Path(name).suffix in suffixes
         and name not in parts
         and (place.is_file() or not name.startswith(_TRAINER_FILES))
     ]
@@ -83,11 +88,13 @@ def candidates(place: Path, names: Sequence[str], parts: Collection[str]) -> lis
 def find(
     place: Path, names: Sequence[str], parts: Collection[str]
 ) -> tuple[list[Path], list[Path]] | None:
-    """Return the file itself, or a folder's `pytorch_model.bin` or the shards of such a file.
+    """Return the file itself, what its index names, or a folder's `pytorch_model.bin` or shards.
 
     Raises:
         UserError: Shards are missing, or it cannot be told which of several saves counts.
     """
+    if place.name == _INDEX and place.is_file():
+        return _indexed(place), []
     files = candidates(place, names, parts)
     if place.is_dir():
         files = [file for file in files if _WHOLE.fullmatch(file.name)]

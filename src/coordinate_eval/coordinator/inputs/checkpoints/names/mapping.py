@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from coordinate_eval import _user_files
 from coordinate_eval._format import brief
@@ -142,6 +142,11 @@ def choose(names: Collection[str], kind: str, own: Path | None = None) -> Tensor
     return None
 
 
+_KEPT_NAMES: Final = [Rule(source=[KEPT], to=[KEPT])]
+AS_THEY_ARE: Final = TensorMapping(trainer="files that engines do not look for", rules=_KEPT_NAMES)
+"""Leaves the names of tensors: their files alone are written anew."""
+
+
 def unwrapping(names: Collection[str]) -> TensorMapping | None:
     """Return what takes the names of training wrappers off; None if there are none.
 
@@ -150,7 +155,7 @@ def unwrapping(names: Collection[str]) -> TensorMapping | None:
     own = torch_file.own_names(names)
     if len(own) == len(names) and all(name == old for old, name in own.items()):
         return None
-    return TensorMapping(trainer="a wrapper of training", rules=[Rule(source=[KEPT], to=[KEPT])])
+    return TensorMapping(trainer="a wrapper of training", rules=_KEPT_NAMES)
 
 
 def parse(source: Source, name: str) -> Written:
