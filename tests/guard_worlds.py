@@ -1,11 +1,11 @@
 """A made cluster and training for a guard, which may be killed between any two of its actions."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinate_eval.clusters.protocol import End, State
+from coordinate_eval.clusters.protocol import End, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.training.advice import Save
 from coordinate_eval.coordinator.training.guarding.attempts import (
@@ -25,8 +25,9 @@ from coordinate_eval.coordinator.training.scores import Scores
 from coordinate_eval.coordinator.training.spikes import Spike
 from coordinate_eval.errors import ClusterSilent, SubmitRefused
 from coordinate_eval.records import Record
-from coordinate_eval.slurm.batch import BatchJob, Described
+from coordinate_eval.slurm.batch import Described
 from tests.clocks import SetClock
+from tests.plans import changed
 
 LAST, EVERY = 12, 3
 """Steps of the training, and between two saves."""
@@ -38,7 +39,7 @@ class Killed(BaseException):
 
 @dataclass
 class Job:
-    shown: BatchJob
+    shown: TaskStatus
     begins: int = 0
     step: int = 0
     attempt: int = 0
@@ -66,8 +67,8 @@ class World:
     def tick(self) -> None:
         for job in self.jobs_by_id.values():
             state = job.shown.state
-            if state is State.PENDING and not job.shown.held and self.starts(job):
-                job.shown = replace(job.shown, state=State.RUNNING, nodes="n[1-2]")
+            if state is State.PENDING and job.shown.reason != "JobHeldUser" and self.starts(job):
+                job.shown = changed(job.shown, state=State.RUNNING, node="n[1-2]")
                 self.ran.append(job.shown.job_id)
             elif state is State.RUNNING:
                 self._run(job)
@@ -82,9 +83,9 @@ class World:
         if job.step % EVERY == 0:
             self.saved.append(job.step)
         if job.step >= LAST:
-            job.shown = replace(job.shown, state=State.ENDED, end=End.COMPLETED)
+            job.shown = changed(job.shown, state=State.ENDED, end=End.COMPLETED)
         elif job.attempt in self.faults and job.step >= job.begins + EVERY + 1:
-            job.shown = replace(job.shown, state=State.ENDED, end=self.faults[job.attempt])
+            job.shown = changed(job.shown, state=State.ENDED, end=self.faults[job.attempt])
 
     # The scheduler.
 
@@ -107,7 +108,7 @@ class World:
         self.asked.append((nodes, tuple(exclude)))
         job_id = str(self.submissions)
         begins = int(variables["COORDINATE_EVAL_RESUME_FROM"] or 0)
-        shown = BatchJob(job_id, State.PENDING, reason="JobHeldUser", comment=mark)
+        shown = TaskStatus(name=mark, job_id=job_id, state=State.PENDING, reason="JobHeldUser")
         attempt = int(variables["COORDINATE_EVAL_ATTEMPT"])
         made = Job(shown, begins, begins, attempt)
         if self.submissions in self.silences and self.submissions % 2:
@@ -119,10 +120,10 @@ class World:
         self.now("after submit")
         return job_id
 
-    def jobs(self, mark: str) -> list[BatchJob]:
+    def jobs(self, mark: str) -> list[TaskStatus]:
         self.now("before jobs")
         self.tick()
-        found = [job.shown for job in self.jobs_by_id.values() if mark in job.shown.comment]
+        found = [job.shown for job in self.jobs_by_id.values() if mark in job.shown.name]
         for job in self.late:
             self.jobs_by_id[job.shown.job_id] = job
         self.late = []
@@ -132,20 +133,20 @@ class World:
         self.now("before release")
         job = self.jobs_by_id[job_id]
         if job.shown.state is State.PENDING:
-            job.shown = replace(job.shown, reason="Priority")
+            job.shown = changed(job.shown, reason="Priority")
         self.now("after release")
 
     def cancel(self, job_id: str) -> None:
         self.now("before cancel")
         job = self.jobs_by_id[job_id]
         if job.shown.state is not State.ENDED:
-            job.shown = replace(job.shown, state=State.ENDED, end=End.CANCELLED)
+            job.shown = changed(job.shown, state=State.ENDED, end=End.CANCELLED)
         self.now("after cancel")
 
     def describe(self, job_id: str) -> Described | None:
         shown = self.jobs_by_id[job_id].shown
         state = "RUNNING" if shown.state is State.RUNNING else str(shown.end)
-        return Described(state, shown.end, nodes=shown.nodes)
+        return Described(state, shown.end, nodes=shown.node)
 
     def node_names(self) -> set[str]:
         return {"n1", "n2"}

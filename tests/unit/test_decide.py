@@ -7,7 +7,6 @@ from tests.decisions import (
     KEEP,
     NODES,
     NOTHING,
-    ROUND,
     RUN,
     SPANS,
     TRIAL,
@@ -21,12 +20,11 @@ from tests.decisions import (
     tasks,
 )
 from tests.incidents import incident
+from tests.plans import changed
 
 from coordinate_eval.clusters.containers import ContainerSettings
-from coordinate_eval.clusters.protocol import End, State, TaskStatus
+from coordinate_eval.clusters.protocol import End, State, TaskStatus, Waits
 from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
-from coordinate_eval.coordinator.run.records import TrialProgress
-from coordinate_eval.coordinator.supervisor import decide_rounds
 from coordinate_eval.coordinator.supervisor import values as d
 from coordinate_eval.coordinator.supervisor.decide import MOST_LOGS, decide
 
@@ -122,6 +120,17 @@ def test_what_does_not_start_in_time_is_cancelled() -> None:
     late = replace(early, now=100 + RUN.settings.supervisor.patience_seconds)
     (cancel,) = (a for a in decide(RUN, DIR, late) if isinstance(a, d.Cancel))
     assert cancel.job_ids == (f"{TRIAL[0]}_1",)
+
+
+def test_jobs_whose_node_takes_none_are_cancelled_after_a_minute() -> None:
+    waiting = [t for name in (KEEP[0], TRIAL[0]) for t in tasks(name, State.PENDING)]
+    known = facts(
+        submitted=submitted(KEEP[0], TRIAL[0]),
+        tasks=[changed(task, waits=Waits.NODE, reason="a reason") for task in waiting],
+    )
+    for seconds, jobs in ((59, set()), (61, {f"{KEEP[0]}_0", f"{TRIAL[0]}_0"})):
+        found = decide(RUN, DIR, replace(known, now=90 + seconds))
+        assert {job for a in found if isinstance(a, d.Cancel) for job in a.job_ids} == jobs
 
 
 def test_what_frees_nodes_comes_before_what_submits() -> None:
@@ -248,22 +257,6 @@ def test_a_killed_keepers_node_still_gets_its_trials() -> None:
 
 def test_without_a_round_one_is_asked_for() -> None:
     assert decide(RUN, DIR, facts(rounds=[], asked=0.0)) == [d.NewRound(3)]
-
-
-def test_rounds_that_bring_nothing_end_the_run() -> None:
-    gone = facts(submitted=submitted(*KEEP, *TRIAL), idle_rounds=decide_rounds.MAX_IDLE_ROUNDS)
-    (finish,) = (a for a in decide(RUN, DIR, gone) if isinstance(a, d.Finish))
-    assert "no response" in finish.why
-
-
-def test_an_error_that_comes_back_ends_the_run_after_one_round() -> None:
-    failed = {"trial": "n1-0", "task": "7_0.0", "node": "n1", "started": 0, "updated": 0}
-    failed |= {"state": "failed", "cause": "input", "message": "no such argument"}
-    last = ROUND, [TrialProgress.model_validate(failed)]
-    died = incident("n1-0", said="input", reason="Unknown", category="unknown", then="node")
-    gone = facts(submitted=submitted(*KEEP, *TRIAL), last=last, incidents=[died])
-    (finish,) = (a for a in decide(RUN, DIR, gone) if isinstance(a, d.Finish))
-    assert "same error" in finish.why
 
 
 def test_shards_that_kill_every_trial_end_the_run() -> None:

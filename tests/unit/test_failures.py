@@ -78,18 +78,6 @@ def test_bad_input_comes_back(failing: RunDir) -> None:
     assert not comes_back(failing)
 
 
-@pytest.mark.parametrize("cause", ["other", None])
-def test_other_errors_may_pass(failing: RunDir, cause: str | None) -> None:
-    say(failing, cause, "stale file handle")
-    assert not comes_back(failing)
-
-
-def test_one_trial_that_ended_well_is_enough_to_go_on(failing: RunDir) -> None:
-    say(failing, "input")
-    tell(failing, "n1", 2, None, "")
-    assert not comes_back(failing)
-
-
 def test_engines_that_do_not_start_say_so_together(failing: RunDir) -> None:
     tell(failing, "n1", 0, "engine start", "cannot load /dev/shm/n1")
     assert not comes_back(failing)

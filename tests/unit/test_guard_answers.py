@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from tests.clocks import SetClock
 from tests.guard_worlds import LAST, Job, World, guard_of, over, run
+from tests.plans import changed
 
-from coordinate_eval.clusters.protocol import End, State
+from coordinate_eval.clusters.protocol import End, State, Waits
 from coordinate_eval.coordinator.history.alarms import Alarm
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.incidents.bad_nodes import avoid
@@ -168,7 +169,7 @@ def test_a_training_that_hangs_after_its_last_save_is_complete(tmp_path: Path) -
         def _run(self, job: Job) -> None:
             super()._run(job)
             if job.shown.end is End.COMPLETED:
-                job.shown = replace(job.shown, state=State.RUNNING, end=End.UNKNOWN)
+                job.shown = changed(job.shown, state=State.RUNNING, end=End.UNKNOWN)
 
         def look(self, number: int, now: float) -> Vitals:
             found = super().look(number, now)
@@ -224,7 +225,7 @@ def test_where_too_few_nodes_are_left_the_guard_waits_and_tells(tmp_path: Path) 
 def test_a_script_that_ends_at_once_each_time_is_given_up(tmp_path: Path) -> None:
     class Useless(World):
         def _run(self, job: Job) -> None:
-            job.shown = replace(job.shown, state=State.ENDED, end=End.COMPLETED)
+            job.shown = changed(job.shown, state=State.ENDED, end=End.COMPLETED)
 
         def look(self, number: int, now: float) -> Vitals:
             return Vitals()
@@ -240,7 +241,7 @@ def test_a_script_that_ends_at_once_each_time_is_given_up(tmp_path: Path) -> Non
 def test_a_job_that_starts_only_when_somebody_does_something_is_told_of(tmp_path: Path) -> None:
     class Full(World):
         def starts(self, job: Job) -> bool:
-            job.shown = replace(job.shown, reason="BadConstraints")
+            job.shown = changed(job.shown, reason="BadConstraints", waits=Waits.PERSON)
             return len(told) > 0
 
     told: list[str] = []
@@ -283,7 +284,7 @@ def test_exit_0_without_a_last_step_is_complete_where_the_log_counts_no_further(
         def _run(self, job: Job) -> None:
             super()._run(job)
             if early and job.attempt == 1 and job.step == LAST // 2:
-                job.shown = replace(job.shown, state=State.ENDED, end=End.COMPLETED)
+                job.shown = changed(job.shown, state=State.ENDED, end=End.COMPLETED)
 
         def vitals(self, number: int) -> Vitals:
             return Vitals(total=counted)
@@ -306,7 +307,7 @@ def test_exit_0_at_the_schedulers_word_is_no_end_where_nothing_names_the_last_st
         def _run(self, job: Job) -> None:
             super()._run(job)
             if job.attempt == 1 and job.step == LAST // 2:
-                job.shown = replace(job.shown, state=State.ENDED, end=End.COMPLETED)
+                job.shown = changed(job.shown, state=State.ENDED, end=End.COMPLETED)
 
         def describe(self, job_id: str) -> Described | None:
             found = super().describe(job_id)

@@ -1,15 +1,15 @@
 """A guard is killed, or frozen, at every step of its actions: a training never runs twice."""
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.clocks import SetClock
 from tests.guard_worlds import EVERY, LAST, Job, Killed, World, guard_of, over, run, run_to_end
+from tests.plans import changed
 from tests.random_examples import LONG
 
-from coordinate_eval.clusters.protocol import End, State
+from coordinate_eval.clusters.protocol import End, State, TaskStatus
 from coordinate_eval.coordinator.training.guarding.attempts import (
     Cancelled,
     GuardDir,
@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
 )
 from coordinate_eval.coordinator.training.guarding.endings import FORGOTTEN_SECONDS
 from coordinate_eval.coordinator.training.guarding.hands import Superseded
-from coordinate_eval.slurm.batch import BatchJob, Described
+from coordinate_eval.slurm.batch import Described
 
 SOME = 1 if LONG else 6
 """Of so many steps one is tried; of the long tests, each."""
@@ -139,9 +139,9 @@ class Forgetting(World):
         super()._run(job)
         if job.attempt == 1 and job.step == self.after and not self.lost:
             self.lost = True
-            job.shown = replace(job.shown, state=State.ENDED)
+            job.shown = changed(job.shown, state=State.ENDED)
 
-    def jobs(self, mark: str) -> list[BatchJob]:
+    def jobs(self, mark: str) -> list[TaskStatus]:
         found = super().jobs(mark)
         return [each for each in found if not (self.lost and each.job_id == "1")]
 

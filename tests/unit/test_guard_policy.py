@@ -106,7 +106,7 @@ def test_a_log_whose_path_has_a_newline_is_found() -> None:
     )
 
     class Client:
-        def run(self, *args: str) -> str:
+        def answer(self, *args: str) -> str:
             return text
 
     described = BatchScripts(0, Client()).describe("7")  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ def test_a_training_that_ends_well_at_the_schedulers_word_did_not_end_early(
     text: str, told: End | None
 ) -> None:
     class Client:
-        def run(self, *args: str) -> str:
+        def answer(self, *args: str) -> str:
             return f"JobId=7 JobName=train\n   JobState=COMPLETED Reason=None\n   {text}\n"
 
     described = BatchScripts(0, Client()).describe("7")  # type: ignore[arg-type]

@@ -10,7 +10,6 @@ from tests.decisions import DIR, RUN, TRIAL, facts, submitted, tasks
 from tests.reviewer import FakeCluster, Reviewer
 from tests.run_dirs import unplanned
 from tests.shown_runs import SUPERVISOR, ask, pending, running, seen
-from tests.slurm_nodes import task_of
 from tests.tiny import tiny_model
 
 from coordinate_eval.clusters.protocol import Hold, Job, State, TaskStatus
@@ -30,32 +29,6 @@ from coordinate_eval.errors import CoordinateError
 
 PERSONS = [Hold.ADMIN, Hold.USER]
 LAUNCH_FAILED = "launch failed requeued held"
-
-
-@pytest.mark.parametrize(
-    ("state", "reason", "held"),
-    [
-        ("PENDING", "JobHeldAdmin", Hold.ADMIN),
-        ("PENDING", "JobHeldUser", Hold.USER),
-        ("PENDING", "job requeued in held state", Hold.USER),
-        ("PENDING", "job_requeued_in_held_state", Hold.USER),
-        ("REQUEUE_HOLD", "None", Hold.USER),
-        ("SPECIAL_EXIT", "job requeued in special exit state", Hold.USER),
-        ("SPECIAL_EXIT", "None", Hold.USER),
-        ("PENDING", LAUNCH_FAILED, Hold.LAUNCH),
-        ("PENDING", "launch_failed_requeued_held", Hold.LAUNCH),
-        ("REQUEUE_HOLD", "user env retrieval failed requeued held", Hold.LAUNCH),
-        ("PENDING", "JobHoldMaxRequeue", Hold.LAUNCH),
-        ("PENDING", "Resources", Hold.NONE),
-        ("PENDING", "None", Hold.NONE),
-        ("REQUEUED", "BeginTime", Hold.NONE),
-        ("CANCELLED", "JobHeldAdmin", Hold.NONE),
-        ("RUNNING", "None", Hold.NONE),
-    ],
-)
-def test_what_slurm_says_of_a_held_job(state: str, reason: str, held: Hold) -> None:
-    task = task_of("7", state, reason, "", "ce-a")
-    assert task.held is held
 
 
 def late(held: Hold, *names: str, node: str = "n1") -> set[str]:

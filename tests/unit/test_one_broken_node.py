@@ -109,12 +109,6 @@ def test_the_other_node_is_tried_where_both_are_named(run_dir: RunDir) -> None:
     assert sorted(rounds(run_dir)) == [["n1"], ["n2"]]
 
 
-def test_what_no_node_brings_about_is_tried_on_one(run_dir: RunDir) -> None:
-    why, _ = supervise(run_dir, Failing(run_dir, "input", "no engine argument 'x'"))
-    assert len(rounds(run_dir)) == 1
-    assert "another round would fail too" in why
-
-
 def test_a_node_in_use_is_waited_for_and_status_names_the_one_that_failed(
     run_dir: RunDir, on_cluster: OnCluster
 ) -> None:

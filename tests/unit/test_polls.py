@@ -4,28 +4,22 @@ Tasks that stay in Slurm's COMPLETING, as after a hang, hold up no run. With mor
 each asks less often.
 """
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.clocks import SetClock
-from tests.decisions import DIR, KEEP, RUN, SPANS, TRIAL, facts, submitted, waiting_for
+from tests.decisions import TRIAL
 from tests.random_examples import examples
 from tests.reviewer import FakeCluster
 
 from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.incidents.remedies import claim_end
-from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
-from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.polls import (
     FULL_PACE_SECONDS,
     GONE_SECONDS,
     Polls,
     slow_down,
 )
-from coordinate_eval.coordinator.supervisor.values import NewRound, Revoke
-from coordinate_eval.slurm.answers.queue import SQUEUE_FORMAT, read_tasks
 
 STUCK = TaskStatus(name=TRIAL[0], job_id="7", index=0, state=State.RUNNING, completing=True)
 
@@ -73,30 +67,6 @@ def test_only_who_completes_all_that_time_is_gone(seen: list[tuple[float, bool]]
         (found,) = asked.tasks()
         late = since is not None and now - since >= GONE_SECONDS
         assert found.state is (State.ENDED if late else State.RUNNING)
-
-
-def test_what_it_held_goes_to_others_in_a_new_round() -> None:
-    claim = Claim(owner="n1-0", task="7_0.0", host="h", pid=1, time=0, token="t")
-    held = facts(
-        submitted=submitted(*KEEP, *TRIAL),
-        tasks=[STUCK],
-        open_claims=[("outputs", OpenClaim(SPANS[0], 1, claim))],
-        claimable=waiting_for(outputs=SPANS[1:]),
-    )
-    assert not [a for a in decide(RUN, DIR, held) if isinstance(a, Revoke | NewRound)]
-    gone = replace(held, tasks=[STUCK.model_copy(update={"state": State.ENDED})])
-    revoke, new = (a for a in decide(RUN, DIR, gone) if isinstance(a, Revoke | NewRound))
-    assert isinstance(revoke, Revoke)
-    assert revoke.claim.claim == claim
-    assert new == NewRound(3)
-
-
-def test_squeue_says_which_task_is_completing() -> None:
-    record = SQUEUE_FORMAT[0]
-    (task,) = read_tasks(f"{record}7_0|COMPLETING|None|n1|ce-x\n", "ce-")
-    assert (task.state, task.completing) == (State.RUNNING, True)
-    (task,) = read_tasks(f"{record}7_0|RUNNING|None|n1|ce-x\n", "ce-")
-    assert not task.completing
 
 
 def task(name: str, state: State = State.RUNNING) -> TaskStatus:

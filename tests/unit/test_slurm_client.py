@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,
@@ -125,31 +126,7 @@ def test_a_refused_job_is_not_silence(says: Says, words: str) -> None:
     assert type(other.value) is ClusterError
 
 
-def test_a_submission_without_an_id_may_exist(says: Says, tmp_path: Path) -> None:
-    from coordinate_eval.clusters.protocol import Job
-
-    says(output="\n")
-    job = Job(name="n", argv=("x",), minutes=5, log=str(tmp_path / "log"))
-    with pytest.raises(ClusterSilent, match="may exist"):
-        SlurmCluster(SlurmSettings()).submit(job)
-
-
-def test_an_sbatch_that_would_ask_again_by_itself_is_ended(says: Says, tmp_path: Path) -> None:
-    from coordinate_eval.clusters.protocol import Job
-
-    says(output="PartitionName=low Default=YES State=UP\n")
-    (tmp_path / "sbatch").unlink()
-    words = "Slurm temporarily unable to accept job, sleeping and retrying"
-    (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho '{words}' >&2\nexec sleep 300\n")
-    (tmp_path / "sbatch").chmod(0o700)
-    job = Job(name="n", argv=("x",), minutes=5, log=str(tmp_path / "log"))
-    with pytest.raises(SubmitLater, match=words):
-        SlurmCluster(SlurmSettings()).submit(job)
-
-
 def test_a_job_longer_than_its_partition_allows_is_refused(says: Says, tmp_path: Path) -> None:
-    from coordinate_eval.clusters.protocol import Job
-
     says(output="PartitionName=low Default=YES MaxTime=01:00:00 State=UP\n")
     job = Job(name="n", argv=("x",), minutes=240, requeue=True, log=str(tmp_path / "log"))
     with pytest.raises(SubmitRefused, match="allows jobs of 60 minutes, and n asks for 240"):
@@ -164,39 +141,23 @@ def test_a_partition_that_is_down_queues_jobs(says: Says) -> None:
     assert not cluster.whole_nodes()
 
 
-@pytest.mark.parametrize(
-    ("settings", "oversubscribe", "whole"),
-    [
-        ({}, "NO", False),
-        ({}, "EXCLUSIVE", True),
-        ({"extra_args": ("--exclusive",)}, "NO", True),
-        ({"extra_args": ("--exclusive=user",)}, "NO", False),
-    ],
-)
-def test_whole_nodes_are_recognized_or_said(
-    says: Says, settings: dict[str, Any], oversubscribe: str, whole: bool
-) -> None:
-    says(output=f"PartitionName=low Default=YES State=UP OverSubscribe={oversubscribe}\n")
-    site = SlurmSettings(cpu_partition="low", **settings)
-    assert SlurmCluster(site).whole_nodes() is whole
-    if whole:
-        with pytest.raises(UserError, match="cpu_partition"):
-            SlurmCluster(SlurmSettings(**settings)).whole_nodes()
-
-
 LINEAR = "SelectType              = select/linear\nSelectTypeParameters    = CR_MEMORY\n"
 
 
 @pytest.mark.parametrize(
     ("config", "settings", "oversubscribe", "whole"),
     [
+        ("", {}, "NO", False),
+        ("", {}, "EXCLUSIVE", True),
+        ("", {"extra_args": ("--exclusive",)}, "NO", True),
+        ("", {"extra_args": ("--exclusive=user",)}, "NO", False),
         (LINEAR, {}, "NO", True),
         (LINEAR, {}, "YES:4", True),
         (LINEAR, {}, "FORCE:4", False),
         ("SelectType = select/cons_tres\nX = select/linear\n", {}, "NO", False),
     ],
 )
-def test_a_cluster_that_hands_out_whole_nodes_is_recognized(
+def test_who_gets_whole_nodes_is_recognized_or_said(
     says: Says, config: str, settings: dict[str, Any], oversubscribe: str, whole: bool
 ) -> None:
     says(f"{config}PartitionName=low Default=YES State=UP OverSubscribe={oversubscribe}\n")
@@ -217,14 +178,6 @@ def test_a_partition_that_drains_takes_nothing(says: Says) -> None:
         cluster.whole_nodes()
     says(output="PartitionName=low Default=YES State=UP\n")
     assert not cluster.whole_nodes()
-
-
-def test_calls_are_counted(says: Says) -> None:
-    client = SlurmClient(5)
-    client.run("squeue")
-    client.run("squeue")
-    client.run("sinfo", "-V")
-    assert client.calls == {"squeue": 2, "sinfo": 1}
 
 
 def test_cancelling_nothing_asks_nothing(says: Says) -> None:
@@ -326,8 +279,6 @@ def test_a_cluster_may_be_named_that_is_asked_anyway(
 
 
 def test_a_job_with_more_memory_than_any_may_have_is_refused(says: Says, tmp_path: Path) -> None:
-    from coordinate_eval.clusters.protocol import Job
-
     says(output="PartitionName=low Default=YES State=UP MaxMemPerNode=100000\n")
     job = Job(name="n", argv=("x",), minutes=5, memory_mib=200_000, log=str(tmp_path / "log"))
     with pytest.raises(
@@ -341,8 +292,6 @@ def test_a_job_with_more_memory_than_any_may_have_is_refused(says: Says, tmp_pat
 def test_what_is_shown_has_the_cpus_of_what_is_submitted_once_limits_are_known(
     says: Says, tmp_path: Path
 ) -> None:
-    from coordinate_eval.clusters.protocol import Job
-
     says(output="PartitionName=low Default=YES State=UP MaxMemPerCPU=1000\n")
     job = Job(name="n", argv=("x",), minutes=5, memory_mib=2500, log=str(tmp_path / "log"))
     cluster = SlurmCluster(SlurmSettings())

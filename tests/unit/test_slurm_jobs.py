@@ -54,52 +54,32 @@ def test_any_name_comes_back_as_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "state"),
+    ("word", "state", "end"),
     [
-        ("PENDING", State.PENDING),
-        ("CONFIGURING", State.PENDING),
-        ("REQUEUED", State.PENDING),
-        ("REQUEUE_HOLD", State.PENDING),
-        ("SPECIAL_EXIT", State.PENDING),
-        ("RESV_DEL_HOLD", State.PENDING),
-        ("RUNNING", State.RUNNING),
-        ("COMPLETING", State.RUNNING),
-        ("SUSPENDED", State.RUNNING),
-        ("STOPPED", State.RUNNING),
-        ("SOME_STATE_OF_THE_FUTURE", State.RUNNING),
-        ("COMPLETED", State.ENDED),
-        ("CANCELLED", State.ENDED),
-        ("FAILED", State.ENDED),
-        ("TIMEOUT", State.ENDED),
-        ("NODE_FAIL", State.ENDED),
-        ("PREEMPTED", State.ENDED),
-        ("BOOT_FAIL", State.ENDED),
-        ("DEADLINE", State.ENDED),
-        ("OUT_OF_MEMORY", State.ENDED),
+        ("PENDING", State.PENDING, End.UNKNOWN),
+        ("CONFIGURING", State.PENDING, End.UNKNOWN),
+        ("REQUEUED", State.PENDING, End.UNKNOWN),
+        ("RESV_DEL_HOLD", State.PENDING, End.UNKNOWN),
+        ("RUNNING", State.RUNNING, End.UNKNOWN),
+        ("COMPLETING", State.RUNNING, End.UNKNOWN),
+        ("SUSPENDED", State.RUNNING, End.UNKNOWN),
+        ("STOPPED", State.RUNNING, End.UNKNOWN),
+        ("SOME_STATE_OF_THE_FUTURE", State.RUNNING, End.UNKNOWN),
+        ("COMPLETED", State.ENDED, End.COMPLETED),
+        ("CANCELLED", State.ENDED, End.CANCELLED),
+        ("FAILED", State.ENDED, End.FAILED),
+        ("TIMEOUT", State.ENDED, End.TIME_LIMIT),
+        ("DEADLINE", State.ENDED, End.TIME_LIMIT),
+        ("NODE_FAIL", State.ENDED, End.NODE_FAILED),
+        ("BOOT_FAIL", State.ENDED, End.NODE_FAILED),
+        ("PREEMPTED", State.ENDED, End.PREEMPTED),
+        ("OUT_OF_MEMORY", State.ENDED, End.OUT_OF_MEMORY),
     ],
 )
-def test_only_what_is_known_to_have_ended_has(word: str, state: State) -> None:
-    assert [task.state for task in read_tasks(record("1", word, "n"), "n")] == [state]
-
-
-@pytest.mark.parametrize(
-    ("word", "end"),
-    [
-        ("OUT_OF_MEMORY", End.OUT_OF_MEMORY),
-        ("NODE_FAIL", End.NODE_FAILED),
-        ("BOOT_FAIL", End.NODE_FAILED),
-        ("PREEMPTED", End.PREEMPTED),
-        ("TIMEOUT", End.TIME_LIMIT),
-        ("DEADLINE", End.TIME_LIMIT),
-        ("CANCELLED", End.CANCELLED),
-        ("COMPLETED", End.COMPLETED),
-        ("FAILED", End.FAILED),
-        ("RUNNING", End.UNKNOWN),
-        ("SOME_STATE_OF_THE_FUTURE", End.UNKNOWN),
-    ],
-)
-def test_how_a_task_ended(word: str, end: End) -> None:
-    assert [task.end for task in read_tasks(record("1", word, "n"), "n")] == [end]
+def test_only_what_is_known_to_have_ended_has(word: str, state: State, end: End) -> None:
+    (task,) = read_tasks(record("1", word, "n"), "n")
+    assert (task.state, task.end, task.completing) == (state, end, word == "COMPLETING")
+    assert task.suspended == (word in ("SUSPENDED", "STOPPED"))
 
 
 @pytest.mark.parametrize("text", ["123\n", "123;cluster\n", "a plugin's greeting\n123\n"])

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinate_eval.clusters.protocol import Job
-from coordinate_eval.errors import ClusterSilent, SettingsRefused, UserError
+from coordinate_eval.errors import ClusterSilent, UserError
 from coordinate_eval.slurm.answers.limits import Accounting, Longest, longest, read_accounting
-from coordinate_eval.slurm.answers.partitions import Partition, read_partitions
+from coordinate_eval.slurm.answers.partitions import Partition
 from coordinate_eval.slurm.client import SlurmClient
 from coordinate_eval.slurm.cluster import SlurmCluster
 from coordinate_eval.slurm.places import Places
@@ -71,15 +70,6 @@ def allowed(
 
 def partition(minutes: float = math.inf, name: str = "gpu", qos: str = "") -> Partition:
     return Partition(name, default=True, whole=False, minutes=minutes, qos=qos)
-
-
-def test_a_partition_has_a_limit_and_perhaps_a_qos() -> None:
-    text = (
-        "PartitionName=a Default=YES MaxTime=1-00:20:00 QoS=pq State=UP\n"
-        "PartitionName=b Default=NO MaxTime=UNLIMITED QoS=N/A State=UP\n"
-    )
-    found = read_partitions(text)
-    assert [(p.minutes, p.qos) for p in found.values()] == [(1460, "pq"), (math.inf, "")]
 
 
 def test_without_accounting_the_partition_decides() -> None:
@@ -180,10 +170,3 @@ def test_accounting_may_be_silent_or_absent(slurm: Path) -> None:
 def test_a_limit_in_which_nothing_can_be_done_is_named() -> None:
     with pytest.raises(UserError, match="MaxTime of partition blink allows jobs of 2 minutes"):
         SlurmCluster(SlurmSettings(partition="blink")).limits()
-
-
-@pytest.mark.usefixtures("slurm")
-def test_a_job_above_a_limit_is_not_left_pending() -> None:
-    cluster = SlurmCluster(SlurmSettings(partition="cpu"))
-    with pytest.raises(SettingsRefused, match="MaxWall of account lab allows jobs of 180 minutes"):
-        cluster.submit(Job(name="job", argv=("x",), minutes=181, log="/x"))

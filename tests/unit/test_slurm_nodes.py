@@ -213,19 +213,9 @@ def test_cores_for_the_system_are_not_free(fields: str, cpus: int) -> None:
     ("state", "reason", "words"),
     [
         ("IDLE+DRAIN", "hw check", "drained: hw check"),
-        ("MIXED+DRAIN+PLANNED", "hw", "drained: hw"),
         ("DOWN+NOT_RESPONDING", "Not responding", "down: Not responding"),
         ("DOWN", "", "down"),
         ("IDLE+RESERVED", "an old reason", "reserved"),
-        ("IDLE+PLANNED", "an old reason", "promised to a waiting job"),
-        ("IDLE+MAINTENANCE", "", "in maintenance"),
-        ("IDLE+MAINT", "", "in maintenance"),
-        ("MIXED+COMPLETING", "", "a job on it is ending"),
-        ("IDLE+FAIL", "", "failed"),
-        ("IDLE+POWERED_DOWN", "", "powered down; --queue has Slurm start it"),
-        ("IDLE+POWERING_UP", "", "powering up; --queue has Slurm start it"),
-        ("IDLE+REBOOT_REQUESTED", "", "to be rebooted"),
-        ("UNKNOWN", "", "unknown"),
     ],
 )
 def test_nodes_that_take_no_jobs_say_why(state: str, reason: str, words: str) -> None:

@@ -17,12 +17,13 @@ def test_partitions_are_read_with_their_limits() -> None:
     text = (
         "PartitionName=low AllowGroups=ALL Default=YES OverSubscribe=NO TRES=cpu=512,node=4 "
         "MaxTime=UNLIMITED State=UP DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED\n"
-        "PartitionName=whole Default=NO OverSubscribe=EXCLUSIVE MaxTime=1-02:30:00 State=DRAIN\n\n"
-        "PartitionName=mem MaxCPUsPerNode=40 DefMemPerCPU=3000 MaxMemPerCPU=4000\n"
+        "PartitionName=whole Default=NO OverSubscribe=EXCLUSIVE MaxTime=1-02:30:00 QoS=pq "
+        "State=DRAIN\n\n"
+        "PartitionName=mem QoS=N/A MaxCPUsPerNode=40 DefMemPerCPU=3000 MaxMemPerCPU=4000\n"
     )
     assert list(read_partitions(text).values()) == [
         Partition(name="low", default=True, whole=False, state="UP", minutes=math.inf),
-        Partition(name="whole", default=False, whole=True, state="DRAIN", minutes=1590),
+        Partition("whole", default=False, whole=True, state="DRAIN", minutes=1590, qos="pq"),
         Partition(
             name="mem",
             default=False,

@@ -137,6 +137,13 @@ def test_a_job_that_has_its_node_is_not_said_to_wait_for_its_turn(state: str) ->
     assert task.means == "its node is being made ready"
 
 
+@pytest.mark.parametrize("state", ["REQUEUE_HOLD", "SPECIAL_EXIT"])
+def test_a_job_is_held_by_its_state_where_no_reason_says_by_whom(state: str) -> None:
+    assert task_with("None", state).held is Hold.USER
+    assert task_with("user env retrieval failed requeued held", state).held is Hold.LAUNCH
+    assert task_with("None", "PENDING").held is task_with("None", "RUNNING").held is Hold.NONE
+
+
 @pytest.mark.parametrize("reason", HELD)
 def test_who_holds_a_job(reason: str) -> None:
     for spelled in (reason, reason.replace(" ", "_")):

@@ -1,6 +1,5 @@
 """Jobs stay within the time limits of a site, and a run within the jobs that it may have."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,7 @@ from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.dealing.packing import Piece, cut
 from coordinate_eval.coordinator.planning.plan import Cost, PlanEngine, PlanSuite
-from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
-from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_job
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.run.rounds import make_round
@@ -49,20 +46,6 @@ def test_trials_end_when_all_jobs_have_to() -> None:
     until = JobLimits(gpu_minutes=30, until=1000.0 + 12.5 * 60, until_why="reservation night ends")
     assert minutes(limited(until), work=1e6) == 12
     assert minutes(limited(until), work=1e6, now=1e9) == 1
-
-
-def test_no_other_job_asks_for_more(tmp_path: Path) -> None:
-    run, run_dir = limited(), RunDir(tmp_path / "run")
-    made = make_round(run, 0, 0.0, nodes(2), shards(1e6), ready_seconds=0, floor_seconds={})
-    keeper = jobs.keeper_job(run, run_dir, made, made.nodes[0])
-    supervisor = jobs.supervisor_job(run, run_dir, 1, time.time())
-    assert keeper.minutes == 30
-    assert keeper.argv[-1] == "30"
-    assert supervisor.minutes == 20
-    assert supervisor.argv[-2:] == ("--minutes", "20")
-    for kind in Pullers:
-        assert pullers_job(run, run_dir, kind, 0, 4, time.time()).minutes <= 20
-    assert jobs.supervisor_job(limited(JobLimits()), run_dir, 1, time.time()).minutes == 240
 
 
 def cost(**values: object) -> Cost:

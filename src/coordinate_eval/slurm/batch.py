@@ -5,6 +5,7 @@ that was submitted twice, because an answer was lost, never runs twice. The mark
 job's comment, because scripts use a job's name.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -12,13 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinate_eval import _user_files
-from coordinate_eval.clusters.protocol import End, State
+from coordinate_eval.clusters.protocol import End, TaskStatus
 from coordinate_eval.errors import ClusterError, ClusterSilent, UserError
-from coordinate_eval.slurm.answers.queue import ENDED, PENDING, RECORD, read_job_id
+from coordinate_eval.slurm.answers.partitions import read_minutes
+from coordinate_eval.slurm.answers.queue import ENDED, RECORD, read_job_id, read_tasks
 from coordinate_eval.slurm.client import SlurmClient
 from coordinate_eval.slurm.environment import TOKEN
 
 _FORMAT = f"{RECORD}%i|%T|%r|%N|%k"
+"""As `SQUEUE_FORMAT`, with a job's comment in the place of its name."""
+
 _OPTION = re.compile(r"^#SBATCH\s+(.*)$")
 _SHORT = {"-x": "--exclude", "-a": "--array", "-M": "--clusters", "-W": "--wait"}
 _MORE_THAN_ONE = ("--array", "--het-group", "hetjob", "packjob")
@@ -98,24 +102,6 @@ def _whole(name: str) -> str:
     )
 
 
-@dataclass(frozen=True)
-class BatchJob:
-    """A job as squeue shows it."""
-
-    job_id: str
-    state: State
-    end: End = End.UNKNOWN
-    reason: str = ""
-    nodes: str = ""
-    comment: str = ""
-    suspended: bool = False
-
-    @property
-    def held(self) -> bool:
-        """Return whether its owner holds it."""
-        return self.state is State.PENDING and self.reason == "JobHeldUser"
-
-
 _NEAR_LIMIT = 0.9
 """Share of its time limit after which a job that ends by itself may have saved before it."""
 
@@ -192,19 +178,15 @@ class BatchScripts:
         )
         return read_job_id(answer)
 
-    def jobs(self, mark: str) -> list[BatchJob]:
-        """Return the jobs whose comment has this mark.
+    def jobs(self, mark: str) -> list[TaskStatus]:
+        """Return the jobs whose comment has this mark, with their comments as names.
 
         Raises:
             ClusterSilent: no answer, or one that is not whole.
         """
         who = ("-u", str(self.user))
         text = self.client.run("squeue", "-h", "-a", "-t", "all", *who, "-o", _FORMAT)
-        before, *records = text.split(RECORD)
-        if before.strip() or (records and not text.endswith("\n")):
-            raise ClusterSilent(f"squeue's output is incomplete: it ends {text[-200:]!r}")
-        fields = (record.removesuffix("\n").split("|", maxsplit=4) for record in records)
-        return [_job(*each) for each in fields if len(each) == 5 and mark in each[4]]
+        return [job for job in read_tasks(text, "") if mark in job.name]
 
     def release(self, job_id: str) -> None:
         """Let a held job start. One that has ended is left as it is."""
@@ -216,11 +198,8 @@ class BatchScripts:
 
     def describe(self, job_id: str) -> Described | None:
         """Return what Slurm knows of a job; None if it has forgotten it."""
-        try:
-            text = self.client.run("scontrol", "show", "job", job_id)
-        except ClusterSilent:
-            raise
-        except ClusterError:
+        text = self.client.answer("scontrol", "show", "job", job_id)
+        if text is None:
             return self._accounted(job_id)
         logs = (_field(text, "StdOut"), _field(text, "StdErr"))
         return Described(
@@ -245,14 +224,12 @@ class BatchScripts:
 
     def _accounted(self, job_id: str) -> Described | None:
         """Return what Slurm's accounting knows of a job, where there is accounting."""
+        asked = "State,ExitCode,NodeList,Partition"
         try:
-            asked = "State,ExitCode,NodeList,Partition"
-            text = self.client.run("sacct", "-n", "-P", "-X", "-j", job_id, "-o", asked)
-        except ClusterSilent:
-            raise
-        except (ClusterError, UserError):
+            text = self.client.answer("sacct", "-n", "-P", "-X", "-j", job_id, "-o", asked)
+        except UserError:  # it is not installed
             return None
-        lines = text.splitlines()
+        lines = (text or "").splitlines()
         if not lines or lines[-1].count("|") != 3:
             return None
         state, exit_code, nodes, partition = lines[-1].split("|")
@@ -281,22 +258,6 @@ def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _job(job_id: str, state: str, reason: str, nodes: str, comment: str) -> BatchJob:
-    return BatchJob(
-        job_id=job_id,
-        state=State.PENDING
-        if state in PENDING
-        else State.ENDED
-        if state in ENDED
-        else State.RUNNING,
-        end=ENDED.get(state, End.UNKNOWN),
-        reason=reason,
-        nodes=nodes,
-        comment=comment,
-        suspended=state in ("SUSPENDED", "STOPPED"),
-    )
-
-
 def _export(own: str, variables: Mapping[str, str]) -> str:
     """Return what a job exports: what its script says, and these variables by their names.
 
@@ -312,17 +273,8 @@ def _told(text: str) -> End | None:
     """Return why Slurm wanted a job to end, by `scontrol show job`; None where it did not."""
     if _field(text, "PreemptTime") not in ("", "None", "Unknown", "N/A"):
         return End.PREEMPTED
-    ran, limit = (_seconds(_field(text, name)) for name in ("RunTime", "TimeLimit"))
-    return End.TIME_LIMIT if ran is not None and limit and ran >= _NEAR_LIMIT * limit else None
-
-
-def _seconds(text: str) -> int | None:
-    """Return the seconds of `[days-]hours:minutes:seconds`; None of anything else."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
-    if found is None:
-        return None
-    days, hours, minutes, seconds = (int(each or 0) for each in found.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    ran, limit = (read_minutes(_field(text, name)) for name in ("RunTime", "TimeLimit"))
+    return End.TIME_LIMIT if 0 < _NEAR_LIMIT * limit <= ran < math.inf else None
 
 
 def _field(text: str, name: str) -> str:

@@ -147,6 +147,19 @@ class SlurmClient:
             raise _failure(command, args, status, words.strip() or output.strip())
         return output
 
+    def answer(self, *words: str) -> str | None:
+        """Run one command and return its standard output; None if it failed.
+
+        Raises:
+            ClusterSilent, UserError: as `run` does.
+        """
+        try:
+            return self.run(*words)
+        except ClusterSilent:
+            raise
+        except ClusterError:
+            return None
+
     def _check_cluster(self) -> None:
         """Refuse variables that name other clusters, which no command here would ask.
 

@@ -150,13 +150,7 @@ class Places:
 
     def _known_config(self) -> ClusterConfig:
         if self._config is None:
-            try:
-                text = self._client.run("scontrol", "show", "config")
-            except ClusterSilent:
-                raise
-            except ClusterError:
-                text = ""
-            self._config = read_config(text)
+            self._config = read_config(self._client.answer("scontrol", "show", "config") or "")
         return self._config
 
     def _known_partitions(self) -> dict[str, Partition]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Set
 
 from coordinate_eval.clusters.protocol import Job, JobLimits, Window
-from coordinate_eval.errors import ClusterError, ClusterSilent, SettingsRefused, UserError
+from coordinate_eval.errors import SettingsRefused, UserError
 from coordinate_eval.slurm.answers.limits import Accounting, Longest, longest, read_accounting
 from coordinate_eval.slurm.answers.reservations import (
     Reservation,
@@ -101,13 +101,8 @@ class TimeLimits:
         if self._accounting is None:
             user = name_of_user()
             asked = "show", "assoc_mgr", "flags=assoc,qos", f"users={user}"
-            try:
-                text = self._client.run("scontrol", "--oneliner", *asked)
-            except ClusterSilent:
-                raise
-            except ClusterError:
-                text = ""
-            self._accounting = read_accounting(text, user)
+            text = self._client.answer("scontrol", "--oneliner", *asked)
+            self._accounting = read_accounting(text or "", user)
         return self._accounting
 
     def _windows(self, own: Reservation | None) -> Iterator[Window | None]:
@@ -130,17 +125,12 @@ class TimeLimits:
 
     def _reservations_of_others(self, now: float) -> Mapping[Reservation, Set[str]]:
         """Return the nodes of those reservations that leave nothing of them to these jobs."""
-        try:
-            text = self._client.run("scontrol", "--oneliner", "show", "reservation")
-            return {
-                each: self._places.hosts(each.nodes)
-                for each in read_reservations(text)
-                if each.whole and each.end > now and each.name != self._settings.reservation
-            }
-        except ClusterSilent:
-            raise
-        except ClusterError:
-            return {}
+        text = self._client.answer("scontrol", "--oneliner", "show", "reservation")
+        return {
+            each: self._places.hosts(each.nodes)
+            for each in read_reservations(text or "")
+            if each.whole and each.end > now and each.name != self._settings.reservation
+        }
 
     def _usable_nodes(self, own: Reservation | None, *, gpu_work: bool) -> frozenset[str]:
         """Return the nodes on which jobs may run, now or later."""

@@ -90,7 +90,7 @@ def read_partitions(text: str) -> dict[str, Partition]:
                 default=fields.get("Default") == "YES",
                 whole=_is_whole(fields),
                 state=fields.get("State", "UP"),
-                minutes=_minutes(fields.get("MaxTime", "")),
+                minutes=read_minutes(fields.get("MaxTime", "")),
                 qos="" if fields.get("QoS") == "N/A" else fields.get("QoS", ""),
                 nodes="" if fields.get("Nodes") == "(null)" else fields.get("Nodes", ""),
                 # With YES they do only if they ask for it.
@@ -121,7 +121,7 @@ def _number(text: str) -> int:
     return int(text) if re.fullmatch(r"\d{1,12}", text) else 0
 
 
-def _minutes(text: str) -> float:
+def read_minutes(text: str) -> float:
     """Return the minutes of `days-hours:minutes:seconds`; infinity for UNLIMITED and the like."""
     match = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9}):(\d{1,9}):(\d{1,9})", text)
     if match is None:

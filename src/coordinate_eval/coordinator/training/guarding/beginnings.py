@@ -5,7 +5,7 @@ from pathlib import Path
 
 from coordinate_eval import _files
 from coordinate_eval._clock import growing
-from coordinate_eval.clusters.protocol import OF_TRAINING, State
+from coordinate_eval.clusters.protocol import OF_TRAINING, State, TaskStatus
 from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided
 from coordinate_eval.coordinator.supervisor.submitting import (
     FIRST_PAUSE_SECONDS,
@@ -15,7 +15,6 @@ from coordinate_eval.coordinator.training.guarding.attempts import Attempt, Ende
 from coordinate_eval.coordinator.training.guarding.hands import Hands, Superseded
 from coordinate_eval.coordinator.training.guarding.healthy import Choice
 from coordinate_eval.errors import SubmitLater, SubmitRefused, UserError
-from coordinate_eval.slurm.batch import BatchJob
 
 
 class Beginnings:
@@ -75,10 +74,10 @@ class Beginnings:
         self._hands.say(f"attempt {number} begins {begins}: {words}{passed}")
         return True
 
-    def submit(self, attempt: Attempt, jobs: Sequence[BatchJob]) -> bool:
+    def submit(self, attempt: Attempt, jobs: Sequence[TaskStatus]) -> bool:
         """Submit the job of an attempt, or find it, and write its id down."""
         mark = self._hands.mark(attempt.number)
-        alive = [j for j in jobs if j.comment.endswith(mark) and j.state is not State.ENDED]
+        alive = [j for j in jobs if j.name.endswith(mark) and j.state is not State.ENDED]
         if self._hands.dir.stop.exists():
             for each in alive:
                 self._hands.scripts.cancel(each.job_id)
@@ -156,11 +155,13 @@ class Beginnings:
             frozenset(avoided.keys() & self._hands.scripts.node_names()) if avoided else frozenset()
         )
 
-    def cancel_strays(self, jobs: Sequence[BatchJob], attempt: Attempt, job: JobOf | None) -> None:
+    def cancel_strays(
+        self, jobs: Sequence[TaskStatus], attempt: Attempt, job: JobOf | None
+    ) -> None:
         """Cancel jobs that were submitted twice. They are held, and nobody releases them."""
         mark = self._hands.mark(attempt.number)
         for each in jobs:
-            own = each.comment.endswith(mark) and (job is None or each.job_id == job.job_id)
+            own = each.name.endswith(mark) and (job is None or each.job_id == job.job_id)
             if each.state is not State.ENDED and not own:
                 self._hands.check_epoch()
                 self._hands.scripts.cancel(each.job_id)

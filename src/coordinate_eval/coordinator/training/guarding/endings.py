@@ -5,7 +5,7 @@ from pathlib import Path
 
 from coordinate_eval import _files
 from coordinate_eval._format import brief
-from coordinate_eval.clusters.protocol import End
+from coordinate_eval.clusters.protocol import End, TaskStatus
 from coordinate_eval.coordinator.doctor.nodes import DRAIN_REASON, drain_command
 from coordinate_eval.coordinator.incidents.bad_nodes import avoid
 from coordinate_eval.coordinator.planning.places.asked_nodes import expand
@@ -32,7 +32,7 @@ from coordinate_eval.coordinator.training.guarding.healthy import Choice
 from coordinate_eval.coordinator.training.guarding.living import Living
 from coordinate_eval.coordinator.training.guarding.vitals import Vitals, wrong
 from coordinate_eval.errors import ClusterError, CoordinateError
-from coordinate_eval.slurm.batch import BatchJob, Described
+from coordinate_eval.slurm.batch import Described
 
 FORGOTTEN_SECONDS = 300.0
 """Time for which the controller does not know a job before the job counts as gone. After so long
@@ -52,7 +52,7 @@ class Endings:
         self._hands, self._beginnings, self._living = hands, beginnings, living
         self._forgotten: dict[str, float] = {}
 
-    def end(self, attempt: Attempt, job: JobOf, shown: BatchJob | None) -> bool:
+    def end(self, attempt: Attempt, job: JobOf, shown: TaskStatus | None) -> bool:
         """Note what became of the job of an attempt. Return whether more is due at once."""
         number = attempt.number
         described = self._hands.scripts.describe(job.job_id)

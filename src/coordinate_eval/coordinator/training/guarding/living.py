@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from coordinate_eval import _files
-from coordinate_eval.clusters.protocol import State, Waits
+from coordinate_eval.clusters.protocol import State, TaskStatus, Waits
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.coordinator.training.advice import advise, is_fall
 from coordinate_eval.coordinator.training.guarding import why
@@ -18,8 +18,6 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
 from coordinate_eval.coordinator.training.guarding.beginnings import has_smaller
 from coordinate_eval.coordinator.training.guarding.hands import Hands
 from coordinate_eval.coordinator.training.guarding.vitals import size_of, wrong
-from coordinate_eval.slurm.answers.reasons import read_reason
-from coordinate_eval.slurm.batch import BatchJob
 
 CANCEL_AGAIN_SECONDS = 30.0
 """Time after which a job that does not end is cancelled once more."""
@@ -36,7 +34,7 @@ class Living:
         self._hands = hands
         self._cancelled_at: dict[str, float] = {}
 
-    def look_after(self, attempt: Attempt, shown: BatchJob) -> bool:
+    def look_after(self, attempt: Attempt, shown: TaskStatus) -> bool:
         """Do what is due for a job that is alive. Return whether more is due at once."""
         number = attempt.number
         if self._hands.dir.stop.exists() and self._hands.dir.cancelled(number) is None:
@@ -69,7 +67,7 @@ class Living:
             self._hands.checkpoints.go_on(self._hands.dir.spoiled())
         return False
 
-    def _look_after_pending(self, attempt: Attempt, shown: BatchJob) -> bool:
+    def _look_after_pending(self, attempt: Attempt, shown: TaskStatus) -> bool:
         number, released = attempt.number, self._hands.dir.of_attempt(attempt.number, "released")
         if not released.exists():
             self._note_logs(number, shown)
@@ -77,7 +75,7 @@ class Living:
             self._hands.scripts.release(shown.job_id)
             _files.write(released, "{}\n")
             return False
-        if shown.held:
+        if shown.reason == "JobHeldUser":
             self._hands.say(
                 f"job {shown.job_id} is held: `scontrol release {shown.job_id}` starts it"
             )
@@ -90,17 +88,16 @@ class Living:
                 return True
         return False
 
-    def _tell_why_it_waits(self, number: int, shown: BatchJob) -> None:
+    def _tell_why_it_waits(self, number: int, shown: TaskStatus) -> None:
         """Tell a person of a job that starts only when somebody does something."""
-        reason = read_reason(shown.reason)
-        if reason.waits is Waits.NODE or reason.waits is Waits.PERSON:
-            words = f"job {shown.job_id} waits: {shown.reason}: {reason.means}"
+        if shown.waits in (Waits.NODE, Waits.PERSON):
+            words = f"job {shown.job_id} waits: {shown.reason}: {shown.means}"
             self._hands.say(words)
-            if reason.waits is Waits.PERSON:
+            if shown.waits is Waits.PERSON:
                 said = {"words": words, "what": "waits"}
                 self._hands.notify(f"{number}-waits", self._hands.message(said))
 
-    def _note_logs(self, number: int, shown: BatchJob) -> None:
+    def _note_logs(self, number: int, shown: TaskStatus) -> None:
         """Note where a job writes, and what is there already, before it starts."""
         if self._hands.dir.of_attempt(number, "logs").exists():
             return
@@ -110,12 +107,12 @@ class Living:
         noted = own.model_copy(update={"sizes": sizes})
         _files.write_record(self._hands.dir.of_attempt(number, "logs"), noted)
 
-    def _begin(self, number: int, shown: BatchJob) -> None:
+    def _begin(self, number: int, shown: TaskStatus) -> None:
         described = self._hands.scripts.describe(shown.job_id)
         partition = described.partition if described is not None else ""
-        begun = Begun(time=self._hands.clock.now(), nodes=shown.nodes, partition=partition)
+        begun = Begun(time=self._hands.clock.now(), nodes=shown.node, partition=partition)
         self._hands.create(number, "begun", begun)
-        self._hands.say(f"job {shown.job_id} runs on {shown.nodes}")
+        self._hands.say(f"job {shown.job_id} runs on {shown.node}")
 
     def goes_back(self, number: int, step: int) -> bool:
         """Ask for advice where loss or scores went wrong. Return whether it is followed."""
