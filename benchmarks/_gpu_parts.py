@@ -15,6 +15,7 @@ from benchmarks._scoring import SHAPES, WAYS, difference, greedy_flips, scored, 
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.workers.on_node import copying
 from coordinate_eval.evaluators.engines import vllm
+from coordinate_eval.evaluators.engines.base import Loading
 from coordinate_eval.priors import conditions, gpus, roofline, this_machine
 from coordinate_eval.records import EngineSettings, Request, RequestKind
 
@@ -82,7 +83,7 @@ def one_start(model: str) -> None:
     vllm.prepare(1)
     imported = time.perf_counter()
     length = min(MAX_LENGTH, checkpoints.inspect(Path(model)).max_length)
-    vllm.VllmEngine(Path(model), tensor_parallel=1, max_length=length, args={}).close()
+    vllm.VllmEngine(Loading(Path(model), 1, length, {})).close()
     print(json.dumps([imported - began, time.perf_counter() - imported]))
 
 
@@ -118,7 +119,7 @@ def rates(session: Session) -> Rows:
         conditions.model_of(checkpoints.inspect(session.model), settings, 1, None),
     )
     length, most = session.max_length, on.sequences
-    engine = vllm.VllmEngine(session.model, tensor_parallel=1, max_length=length, args={})
+    engine = vllm.VllmEngine(Loading(session.model, 1, length, {}))
     scale = 64 if session.short else 1
     loads = [
         # name, requests, tokens of a prompt, tokens to write

@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from coordinate_eval.evaluators.engines.base import Loading
 from coordinate_eval.evaluators.engines.vllm import VllmEngine
 from coordinate_eval.records import Request, RequestKind, Response
 
@@ -103,7 +104,7 @@ def _by_one_engine(
     max_length: int,
     args: dict[str, Any],
 ) -> dict[Way, list[Scored]]:
-    engine = VllmEngine(model, tensor_parallel=1, max_length=max_length, args=args)
+    engine = VllmEngine(Loading(model, 1, max_length, args))
     most_ids = engine.most_ids
     found: dict[Way, list[Scored]] = {}
     for way in ways:

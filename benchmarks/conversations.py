@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.tiny import MAX_LENGTH, VOCABULARY, tiny_model
 
 from coordinate_eval.evaluators.engines import vllm_writing
-from coordinate_eval.evaluators.engines.base import start
+from coordinate_eval.evaluators.engines.base import Loading, by_name
 from coordinate_eval.evaluators.engines.turns import Turns
 from coordinate_eval.records import Request, RequestKind, Response
 
@@ -57,17 +57,12 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=256, help="conversations (default 256)")
     items = max(1, parser.parse_args().items)
     importlib.import_module("torch").set_num_threads(1)
-    engine: Any = start(
-        "vllm",
-        tiny_model(),
-        tensor_parallel=1,
-        max_length=MAX_LENGTH,
-        args={
-            "max_num_seqs": RUNNING,
-            "block_size": BLOCK,
-            "num_gpu_blocks_override": ROOM * -(-LONGEST // BLOCK),
-        },
-    )
+    args = {
+        "max_num_seqs": RUNNING,
+        "block_size": BLOCK,
+        "num_gpu_blocks_override": ROOM * -(-LONGEST // BLOCK),
+    }
+    engine: Any = by_name("vllm").start(Loading(tiny_model(), 1, MAX_LENGTH, args))
     talks = list(conversations(items))
     second = second_turns(engine, talks)
     first = [talk.model_copy(update={"follow_ups": []}) for talk in talks]

@@ -125,13 +125,8 @@ def of_size(
             conditions_of.on_processor("cpu", this_machine.processor()),
             model,
         )
-        engine = engines.start(
-            settings.name,
-            Path(folder),
-            tensor_parallel=1,
-            max_length=MAX_LENGTH,
-            args=settings.args,
-        )
+        what = engines.Loading(Path(folder), 1, MAX_LENGTH, settings.args)
+        engine = engines.by_name(settings.name).start(what)
         # Warm up with all datasets: an engine on a CPU compiles for each new shape.
         observed(engine, datasets, on, -1)
         for number in range(repeat):

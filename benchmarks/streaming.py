@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.tiny import MAX_LENGTH, VOCABULARY, tiny_model
 
+from coordinate_eval.evaluators.engines.base import Loading
 from coordinate_eval.evaluators.engines.vllm import VllmEngine
 from coordinate_eval.records import Request, RequestKind
 
@@ -35,9 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--repeat", type=int, default=3, help="runs of each way (default 3)")
     repeat = max(1, parser.parse_args().repeat)
-    engine = VllmEngine(
-        tiny_model(), tensor_parallel=1, max_length=MAX_LENGTH, args={"max_num_seqs": RUNNING}
-    )
+    engine = VllmEngine(Loading(tiny_model(), 1, MAX_LENGTH, {"max_num_seqs": RUNNING}))
     datasets = workload(random.Random(0))  # noqa: S311  # a workload, not a secret
     everything = [request for dataset in datasets for request in dataset]
 

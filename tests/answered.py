@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinate_eval.evaluators.base import harness_evaluator
-from coordinate_eval.evaluators.engines.base import start
+from coordinate_eval.evaluators.engines.base import Loading, by_name
 from coordinate_eval.records import Dataset, Request, Response
 from tests.runs import TASKS, published, scores
 from tests.tiny import MAX_LENGTH
@@ -30,9 +30,7 @@ def assert_answered(run: Path, datasets: Sequence[str], weights: Path) -> None:
         patch.chdir(TASKS)  # where their data is
         for name in datasets:
             evaluator.build(Dataset(name=name, task=name), asked.append)
-    engine = start(
-        "transformers", weights, tensor_parallel=1, max_length=MAX_LENGTH, args=dict(PRECISE)
-    )
+    engine = by_name("transformers").start(Loading(weights, 1, MAX_LENGTH, dict(PRECISE)))
     expected = {each.identity(): each for each in engine.run(iter(asked))}
     engine.close()
     assert len(found) == len(expected) == len(asked)

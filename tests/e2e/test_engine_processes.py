@@ -24,7 +24,7 @@ _REQUESTS = """
 import os, signal, sys
 from pathlib import Path
 from coordinate_eval.errors import EngineError
-from coordinate_eval.evaluators.engines.base import start
+from coordinate_eval.evaluators.engines.base import Loading, by_name
 from coordinate_eval.records import Request
 from tests.hostile import reads
 
@@ -42,7 +42,7 @@ def stop(*_):
 name, good, *hostile = sys.argv[1:]
 reads.main(name, *hostile)
 signal.signal(signal.SIGALRM, stop)
-engine = start(name, Path(good), tensor_parallel=1, max_length=512, args={})
+engine = by_name(name).start(Loading(Path(good), 1, 512, {}))
 responses = engine.run(requests)
 next(responses)
 signal.setitimer(signal.ITIMER_REAL, 0.2)  # amid a step, or a batch
@@ -59,7 +59,7 @@ _KILLED = """
 if __name__ == "__main__":  # vLLM's processes import this file
     os.chdir(sys.argv[1])
     with reads.staged(Path(sys.argv[1])) as folder:
-        engine = start("vllm", folder, tensor_parallel=1, max_length=512, args={})
+        engine = by_name("vllm").start(Loading(folder, 1, 512, {}))
         responses = engine.run(requests)
         next(responses)
         (scheduler,) = engine._engine.engine_core.resources.engine_manager.processes

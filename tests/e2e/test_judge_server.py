@@ -31,8 +31,8 @@ from pathlib import Path
 from coordinate_eval.evaluators.engines import base
 
 asked = json.loads(sys.argv[1])
-folders = {name: Path(asked.pop(name)) for name in ("model", "socket")}
-base.by_name("vllm").serve(**folders, **asked)
+what = base.Loading(Path(asked.pop("model")), 1, asked.pop("max_length"), asked.pop("args"))
+base.by_name("vllm").serve(what, socket=Path(asked.pop("socket")), **asked)
 """
 
 
@@ -52,7 +52,7 @@ def socket(model: Path) -> Iterator[str]:
     log, place = model.with_name("log"), model.with_name("s")
     asked = {
         "model": str(model), "name": "judge", "socket": str(place), "key": KEY,
-        "tensor_parallel": 1, "max_length": CONTEXT, "args": ARGS,
+        "max_length": CONTEXT, "args": ARGS,
     }  # fmt: skip
     environ = os.environ | {
         "VLLM_CACHE_ROOT": str(shared_folder() / "vllm"),

@@ -94,8 +94,8 @@ def test_the_other_engine_sends_nothing(fresh: Workspace) -> None:
     starts = """
 import sys
 from pathlib import Path
-from coordinate_eval.evaluators.engines.base import start
-start("transformers", Path(sys.argv[1]), tensor_parallel=1, max_length=64, args={}).close()
+from coordinate_eval.evaluators.engines.base import Loading, by_name
+by_name("transformers").start(Loading(Path(sys.argv[1]), 1, 64, {})).close()
 """
     assert sent(fresh, sys.executable, "-c", starts, str(tiny_model())) == []
 

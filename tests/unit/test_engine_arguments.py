@@ -22,7 +22,7 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.workers.on_node.keeper import run_keeper
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines import vllm_arguments
-from coordinate_eval.evaluators.engines.base import check_args
+from coordinate_eval.evaluators.engines.base import by_name
 from coordinate_eval.records import EngineSettings
 
 ARG_UTILS = '''
@@ -77,7 +77,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_right_arguments_are_taken(installed: Path, args: dict[str, Any]) -> None:
-    check_args("vllm", args)
+    by_name("vllm").check_args(args)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_right_arguments_are_taken(installed: Path, args: dict[str, Any]) -> Non
 )
 def test_wrong_arguments_are_named(installed: Path, args: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as caught:
-        check_args("vllm", args)
+        by_name("vllm").check_args(args)
     assert words in str(caught.value)
 
 
@@ -112,6 +112,7 @@ def test_wrong_arguments_are_named(installed: Path, args: dict[str, Any], words:
         ({"max_model_len": 9}, r"max_model_len cannot be given.* \[trial\] max_length"),
         ({"pipeline_parallel_size": 2}, r"\[trial\] tensor_parallel"),
         ({"load_format": "pt"}, "load_format='pt' may run code"),
+        ({"logprobs_mode": "raw_logits"}, "logprobs_mode='raw_logits' gives logits"),
     ],
 )
 def test_arguments_of_the_program_are_refused_wherever_vllm_is(
@@ -119,7 +120,7 @@ def test_arguments_of_the_program_are_refused_wherever_vllm_is(
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(UserError, match=words):
-        check_args("vllm", args)
+        by_name("vllm").check_args(args)
 
 
 @pytest.mark.parametrize(
@@ -136,21 +137,21 @@ def test_names_are_not_checked_against_a_source_that_is_not_understood(
     installed: Path, text: str
 ) -> None:
     (installed / "engine" / "arg_utils.py").write_text(text)
-    check_args("vllm", {"zzz": 1})
+    by_name("vllm").check_args({"zzz": 1})
 
 
 def test_names_are_not_checked_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    check_args("vllm", {"zzz": 1})
+    by_name("vllm").check_args({"zzz": 1})
 
 
 def test_the_keeper_in_an_image_checks_the_names_by_the_image_s_vllm(
     installed: Path, tmp_path: Path
 ) -> None:
     args = {"max_num_seq": 8}
-    check_args("vllm", args, here=False)
+    by_name("vllm").check_args(args, here=False)
     with pytest.raises(UserError, match="trust_remote_code cannot be given"):
-        check_args("vllm", {"trust_remote_code": True}, here=False)
+        by_name("vllm").check_args({"trust_remote_code": True}, here=False)
     engine = EngineSettings(name="vllm", args=args)
     image = ContainerSettings(runtime="podman", image="vllm:1")
     run_dir = RunDir(tmp_path)
@@ -175,14 +176,14 @@ def test_the_keeper_in_an_image_checks_the_names_by_the_image_s_vllm(
 )
 def test_other_engines_name_wrong_arguments(engine: str, args: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as caught:
-        check_args(engine, args)
+        by_name(engine).check_args(args)
     assert words in str(caught.value)
 
 
 def test_other_engines_take_right_arguments() -> None:
-    check_args("transformers", {"batch_size": 2, "dtype": "float32", "device": "cuda:1"})
-    check_args("transformers", {})
-    check_args("simulated", {"start_seconds": 0.5, "fail_after": None})
+    by_name("transformers").check_args({"batch_size": 2, "dtype": "float32", "device": "cuda:1"})
+    by_name("transformers").check_args({})
+    by_name("simulated").check_args({"start_seconds": 0.5, "fail_after": None})
 
 
 def test_the_installed_vllm_is_understood() -> None:
@@ -190,12 +191,16 @@ def test_the_installed_vllm_is_understood() -> None:
     root = vllm_arguments._installed()
     if root is None or not (root / "engine" / "arg_utils.py").exists():
         pytest.skip("vLLM is not installed")
-    check_args("vllm", {"dtype": "float32", "max_num_seqs": 8, "max_num_batched_tokens": 256})
-    check_args("vllm", {"enforce_eager": True, "kv_cache_dtype": "fp8", "compilation_config": {}})
+    by_name("vllm").check_args(
+        {"dtype": "float32", "max_num_seqs": 8, "max_num_batched_tokens": 256}
+    )
+    by_name("vllm").check_args(
+        {"enforce_eager": True, "kv_cache_dtype": "fp8", "compilation_config": {}}
+    )
     with pytest.raises(UserError, match="did you mean max_num_seqs"):
-        check_args("vllm", {"max_num_seq": 8})
+        by_name("vllm").check_args({"max_num_seq": 8})
     with pytest.raises(UserError, match=r"one of auto, .*float32"):
-        check_args("vllm", {"dtype": "float33"})
+        by_name("vllm").check_args({"dtype": "float33"})
     (arguments,) = [
         node
         for node in ast.parse((root / "engine" / "arg_utils.py").read_text()).body
@@ -206,7 +211,7 @@ def test_the_installed_vllm_is_understood() -> None:
         if isinstance(field, ast.AnnAssign) and isinstance(field.value, ast.Constant):
             name = ast.unparse(field.target)
             if name not in vllm_arguments._OURS:
-                check_args("vllm", {name: field.value.value})
+                by_name("vllm").check_args({name: field.value.value})
                 checked += 1
     assert checked > 10
 
@@ -227,9 +232,9 @@ def test_weights_whose_quantization_vllm_does_not_know_are_refused(installed: Pa
 def test_checking_loads_neither_torch_nor_an_engine() -> None:
     program = """
 import sys
-from coordinate_eval.evaluators.engines.base import check_args
+from coordinate_eval.evaluators.engines.base import by_name
 for engine, args in ("vllm", {"max_num_seqs": 8}), ("transformers", {}), ("simulated", {}):
-    check_args(engine, args)
+    by_name(engine).check_args(args)
 assert not {"torch", "vllm", "transformers"} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", program], check=True)

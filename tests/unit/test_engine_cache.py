@@ -4,6 +4,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.decisions import make_run
@@ -203,7 +204,8 @@ def test_want_of_gpu_memory_says_nothing_of_what_was_compiled(
     _files.write(run_dir.model / "config.json", "{}")
     # Nothing is set here that another test would see.
     monkeypatch.setenv("SOME_CACHE", "")
-    monkeypatch.setattr(engines, "cache_variables", lambda *_: {"SOME_CACHE": ""})
+    compiles = SimpleNamespace(cache_variables=lambda _: {"SOME_CACHE": ""})
+    monkeypatch.setattr(engines, "by_name", lambda _: compiles)
     key = engine_cache.key_of(
         run.settings, run.tensor_parallel, run.max_length, run_dir.model / "config.json"
     )

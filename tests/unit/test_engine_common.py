@@ -16,6 +16,7 @@ from tests.runs import PATIENCE_SECONDS
 
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators.engines import common, vllm_defaults
+from coordinate_eval.evaluators.engines.base import Loading
 from coordinate_eval.evaluators.engines.transformers import batches
 from coordinate_eval.evaluators.engines.transformers_text import first_stop
 from coordinate_eval.records import Request, RequestKind
@@ -103,9 +104,9 @@ from typing import Any
 from pathlib import Path
 sys.modules[{module!r}] = None  # as if it were not installed
 from coordinate_eval.errors import UserError
-from coordinate_eval.evaluators.engines.base import start
+from coordinate_eval.evaluators.engines.base import Loading, by_name
 try:
-    start({engine!r}, Path("/nowhere"), tensor_parallel=1, max_length=64, args={{}})
+    by_name({engine!r}).start(Loading(Path("/nowhere"), 1, 64, {{}}))
 except UserError as error:
     print(error)
 """
@@ -214,7 +215,9 @@ def test_steps_stay_where_smaller_ones_may_not_start(
     monkeypatch.setattr(vllm_defaults, "check_args", lambda _: None)
     steps = {"max_num_batched_tokens": 8192}
     monkeypatch.setattr(vllm_defaults, "_gpu_arguments", lambda *_: steps)
-    found = vllm_defaults.engine_arguments(tmp_path, 1, 3000, {"max_num_seqs": 64}, lighter)
+    found = vllm_defaults.engine_arguments(
+        Loading(tmp_path, 1, 3000, {"max_num_seqs": 64}, lighter)
+    )
     assert (found["max_num_batched_tokens"], found["max_num_seqs"]) == (tokens, 64)
 
 

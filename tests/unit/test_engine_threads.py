@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from coordinate_eval.evaluators import own_code
-from coordinate_eval.evaluators.engines import base, common, vllm
+from coordinate_eval.evaluators.engines import common, transformers, vllm
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -51,7 +51,7 @@ def test_vllm_on_gpus_chooses_for_itself_after_its_import(
     monkeypatch.setattr(vllm, "on_cpu", lambda: cpu)
     if given:
         os.environ[THREADS] = given
-    base.prepare("vllm", 1, 3)
+    vllm.prepare(1, 3)
     assert imported_with == [imported]
     assert os.environ.get(THREADS) == later
 
@@ -68,5 +68,5 @@ def test_an_engine_alone_is_not_limited(
 def test_transformers_is_limited(given: str | None, threads: str) -> None:
     if given:
         os.environ[THREADS] = given
-    base.prepare("transformers", 1, 3)
+    transformers.prepare(1, 3)
     assert os.environ[THREADS] == threads

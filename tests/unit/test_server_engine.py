@@ -17,9 +17,9 @@ from tests.runs import processes, until
 
 from coordinate_eval.errors import EngineError, UserError
 from coordinate_eval.evaluators.engines import server as engine_module
-from coordinate_eval.evaluators.engines.base import check_args
+from coordinate_eval.evaluators.engines.base import Loading
 from coordinate_eval.evaluators.engines.common import probe
-from coordinate_eval.evaluators.engines.server import ServerEngine
+from coordinate_eval.evaluators.engines.server import ServerEngine, check_args
 from coordinate_eval.evaluators.servers import connection
 from coordinate_eval.records import Request, RequestKind, Response
 
@@ -56,13 +56,8 @@ def is_real(body: dict[str, Any]) -> bool:
 
 
 def at(model: Path, server: Judge, /, **args: Any) -> ServerEngine:
-    return ServerEngine(
-        model,
-        tensor_parallel=1,
-        max_length=CONTEXT,
-        args={"base_url": server.url, "concurrency": 8} | args,
-        environ={"THE_KEY": "sk-a-secret"},
-    )
+    args = {"base_url": server.url, "concurrency": 8} | args
+    return ServerEngine(Loading(model, 1, CONTEXT, args), {"THE_KEY": "sk-a-secret"})
 
 
 def requests(count: int = 30) -> list[Request]:
@@ -274,7 +269,7 @@ def test_wrong_arguments_are_refused_before_anything_starts(
     args: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UserError, match=words) as caught:
-        check_args("server", args)
+        check_args(args)
     assert "secret" not in str(caught.value)
 
 
@@ -283,9 +278,7 @@ SLEEPS = f"1000.{os.getpid()}"
 
 
 def by_command(model: Path, command: str = MADE_UP, **args: Any) -> ServerEngine:
-    return ServerEngine(
-        model, tensor_parallel=1, max_length=CONTEXT, args={"command": command} | args
-    )
+    return ServerEngine(Loading(model, 1, CONTEXT, {"command": command} | args))
 
 
 def test_a_command_is_started_asked_and_ended_with_all_that_it_started(model: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coordinate_eval.evaluators.engines import vllm_defaults
+from coordinate_eval.evaluators.engines.base import Loading
 from coordinate_eval.priors.conditions import sequences
 from coordinate_eval.records import EngineSettings
 
@@ -41,7 +42,7 @@ def chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         cuda = SimpleNamespace(get_device_properties=properties)
         monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
         monkeypatch.setenv(vllm_defaults.OWN_PROCESSES, own_processes)
-        return vllm_defaults.engine_arguments(tmp_path, gpus, 2048, args)
+        return vllm_defaults.engine_arguments(Loading(tmp_path, gpus, 2048, args))
 
     return choose
 

@@ -110,10 +110,10 @@ def read_inputs(
     if reviewed is not None:
         reviewed_plan.check_same(reviewed, inspected, suite, settings, found.max_length)
     here = settings.container.image_of("trial") is None
-    engines.check_args(settings.engine.name, settings.engine.args, here=here)
+    engines.by_name(settings.engine.name).check_args(settings.engine.args, here=here)
     if settings.judge.engine_args:
         same = settings.container.image_of("judge") is None
-        engines.check_args(settings.engine.name, settings.judge.engine_args, here=same)
+        engines.by_name(settings.engine.name).check_args(settings.judge.engine_args, here=same)
     if settings.engine.name == "vllm" and here:
         vllm_arguments.check_quantization(inspected.quantization)
     return found

@@ -62,7 +62,8 @@ def run_follower(
             ranks.join(rank, node)
             with compiled_files(run, config, lambda: False, part):
                 with contextlib.suppress(Finished):
-                    engines.prepare(settings.engine.name, run.gpus_per_trial, settings.trial.cpus)
+                    engine = engines.by_name(settings.engine.name)
+                    engine.prepare(run.gpus_per_trial, settings.trial.cpus)
                     arrival.wait(weights)
                     across, more = ranks.wait_to_begin(rank)
                     what = engines.Loading(
@@ -72,7 +73,7 @@ def run_follower(
                         **more,
                         across=across,
                     )
-                    engines.by_name(settings.engine.name).follow(what)
+                    engine.follow(what)
                 ranks.over()  # compiled files are kept after it
         except Finished:
             return 0

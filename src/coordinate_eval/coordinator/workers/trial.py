@@ -180,7 +180,7 @@ class TrialRunner:
         with weights.hold(), self._compiled_files(), self._ranks() as ranks:
             self.write_progress("staging")
             name, width = self._run.settings.engine.name, self._run.gpus_per_trial
-            engines.prepare(name, width, self._threads())
+            engines.by_name(name).prepare(width, self._threads())
             self._reached("prepared")
             waiting = time.monotonic()
             if not self._run.settings.engine.elsewhere:

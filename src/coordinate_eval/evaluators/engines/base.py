@@ -152,20 +152,12 @@ class EngineModule(Protocol):
         """
         ...
 
-    def serve(
-        self,
-        model: Path,
-        *,
-        name: str,
-        socket: Path,
-        key: str,
-        tensor_parallel: int,
-        max_length: int,
-        args: dict[str, Any],
-    ) -> None:
+    def serve(self, what: Loading, *, name: str, socket: Path, key: str) -> None:
         """Serve a model in this process over OpenAI's protocol, until a signal ends it.
 
         Args:
+            name: what requests call the model.
+            socket: the file of the socket at which it listens.
             key: what every request must have in its `Authorization` header.
 
         Raises:
@@ -197,32 +189,3 @@ def by_name(name: str) -> EngineModule:
 
         return server
     raise UserError(f"unknown engine {name!r}: choose vllm, transformers, server or simulated")
-
-
-def check_args(name: str, args: Mapping[str, Any], *, here: bool = True) -> None:
-    """Check engine arguments before anything is submitted. See `EngineModule.check_args`."""
-    by_name(name).check_args(args, here=here)
-
-
-def cache_variables(name: str, folder: Path) -> Mapping[str, str]:
-    """Return where an engine keeps what it compiles. See `EngineModule.cache_variables`."""
-    return by_name(name).cache_variables(folder)
-
-
-def prepare(name: str, tensor_parallel: int, threads: int) -> None:
-    """Do the part of an engine's start that needs no weights. See `EngineModule.prepare`."""
-    by_name(name).prepare(tensor_parallel, threads)
-
-
-def start(
-    name: str,
-    model: Path,
-    *,
-    tensor_parallel: int,
-    max_length: int,
-    args: dict[str, Any],
-    lighter: int = 1,
-    across: Across | None = None,
-) -> Engine:
-    """Start an engine and load a model into it. See `EngineModule.start`."""
-    return by_name(name).start(Loading(model, tensor_parallel, max_length, args, lighter, across))

@@ -98,42 +98,13 @@ def prepare(tensor_parallel: int, threads: int = 0) -> None:
     """Do nothing: all that takes time is the server's own start."""
 
 
-def start(what: Loading) -> "ServerEngine":
-    """Start the server, or find the one that is there. See `base.EngineModule`."""
-    if what.across is not None:
-        follow(what)
-    return ServerEngine(
-        what.model,
-        tensor_parallel=what.tensor_parallel,
-        max_length=what.max_length,
-        args=what.args,
-    )
-
-
 def follow(what: Loading) -> None:
-    """Refuse: the command runs on one node. See `base.EngineModule`.
-
-    Raises:
-        UserError: always.
-    """
+    """Refuse: the command runs on one node. See `base.EngineModule`."""
     raise UserError("the engine server runs on one node: set [engine] name to vllm")
 
 
-def serve(
-    model: Path,
-    *,
-    name: str,
-    socket: Path,
-    key: str,
-    tensor_parallel: int,
-    max_length: int,
-    args: dict[str, Any],
-) -> None:
-    """Refuse: a judge can be asked where it is. See `base.EngineModule`.
-
-    Raises:
-        UserError: always.
-    """
+def serve(*_: object, **__: object) -> None:
+    """Refuse: a judge can be asked where it is. See `base.EngineModule`."""
     raise UserError("a judge that is a server needs no other: set [judge] base_url and model")
 
 
@@ -168,7 +139,7 @@ class ServerEngine:
     """A model behind an OpenAI-compatible server.
 
     Args:
-        args: `command`, or `base_url` with perhaps `model`, its name there;
+        what: its `args` are `command`, or `base_url` with perhaps `model`, its name there;
             `api_key_env`, the name of the variable with its key;
             `concurrency`, most requests at the same time (default 256);
             `start_minutes`, longest start of a command (default 25).
@@ -181,15 +152,8 @@ class ServerEngine:
     computing = None
     """Always None: the server computes all requests that it has."""
 
-    def __init__(
-        self,
-        model: Path,
-        *,
-        tensor_parallel: int,
-        max_length: int,
-        args: dict[str, Any],
-        environ: Mapping[str, str] = os.environ,
-    ) -> None:
+    def __init__(self, what: Loading, environ: Mapping[str, str] = os.environ) -> None:
+        model, args = what.model, what.args
         check_args(args)
         self._concurrency = int(args.get("concurrency", kind_of("server").sequences))
         self._process: Process | None = None
@@ -212,7 +176,7 @@ class ServerEngine:
         self._answering = Answering(
             self._server,
             model,
-            max_length,
+            what.max_length,
             of_others=self._port is None,
             check_own=self._check_own,
         )
@@ -221,8 +185,8 @@ class ServerEngine:
                 values = {
                     "{model}": str(model),
                     "{port}": str(self._port.number),
-                    "{gpus}": str(tensor_parallel),
-                    "{max_length}": str(max_length),
+                    "{gpus}": str(what.tensor_parallel),
+                    "{max_length}": str(what.max_length),
                 }
                 offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
                 words = [
@@ -360,6 +324,9 @@ class ServerEngine:
             gathered = asyncio.gather(*unwanted, return_exceptions=True)
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.run_until_complete(gathered)
+
+
+start = ServerEngine
 
 
 async def _some(done: "asyncio.Queue[asyncio.Task[list[Response]]]") -> list[Any]:

@@ -91,23 +91,14 @@ def follow(what: Loading) -> None:
         time.sleep(_NO_LIMIT)
 
 
-def serve(
-    model: Path,
-    *,
-    name: str,
-    socket: Path,
-    key: str,
-    tensor_parallel: int,
-    max_length: int,
-    args: dict[str, Any],
-) -> None:
+def serve(what: Loading, *, name: str, socket: Path, key: str) -> None:
     """Answer questions over OpenAI's protocol until a signal ends this process.
 
-    Of `args` count `start_seconds`, `seconds_per_request`, `fail_after` and `pause`. See
+    Of its `args` count `start_seconds`, `seconds_per_request`, `fail_after` and `pause`. See
     `base.EngineModule`.
     """
-    check_args(args)
-    chosen = _DEFAULTS | args
+    check_args(what.args)
+    chosen, max_length = _DEFAULTS | what.args, what.max_length
     time.sleep(chosen["start_seconds"])
     pause = Path(chosen["pause"]) if chosen["pause"] else None
     answered = itertools.count()

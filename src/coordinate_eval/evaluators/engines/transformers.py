@@ -61,13 +61,6 @@ def prepare(tensor_parallel: int, threads: int = 0) -> None:
     common.limit_threads(threads)
 
 
-def start(what: Loading) -> "TransformersEngine":
-    """Start the engine, which uses all GPUs that it sees. See `base.EngineModule`."""
-    if what.across is not None:
-        follow(what)
-    return TransformersEngine(what.model, max_length=what.max_length, args=what.args)
-
-
 def follow(what: Loading) -> None:
     """Refuse: this engine stays on one node. See `base.EngineModule`."""
     raise UserError("the engine transformers has the GPUs of one node: set [engine] name to vllm")
@@ -82,8 +75,8 @@ class TransformersEngine:
     """A causal language model in transformers. It runs no code of the checkpoint.
 
     Args:
-        args: `batch_size` (default 8), `dtype` (default that of the checkpoint), `device` (default
-            all GPUs, or the CPU if there is none).
+        what: its `args` are `batch_size` (default 8), `dtype` (default that of the checkpoint), and
+            `device` (default all GPUs that are seen, or the CPU if there is none).
 
     Raises:
         UserError: transformers is not installed, or an argument is unknown or wrong.
@@ -95,7 +88,8 @@ class TransformersEngine:
     computing: list[Request] | None = None
     """The batch that is being computed."""
 
-    def __init__(self, model: Path, *, max_length: int, args: dict[str, Any]) -> None:
+    def __init__(self, what: Loading) -> None:
+        model, args = what.model, what.args
         check_args(args)
         self._batch_size: int = args.get("batch_size", _BATCH_SIZE)
         self._torch = common.load("torch", _INSTALL)
@@ -114,7 +108,7 @@ class TransformersEngine:
                 f"transformers could not load {str(model)!r} with arguments {args}: "
                 f"{common.last_words(error)}{own_code.note(model, error)}"
             ) from error
-        self._max_length = max_length
+        self._max_length = what.max_length
         self._vocabulary = self._model.get_input_embeddings().weight.shape[0]
         self._ends = _end_tokens(self._model.generation_config.eos_token_id, tokenizer)
         # The checkpoint's other defaults for generation are meant for chats, not for evaluation.
@@ -275,6 +269,9 @@ class TransformersEngine:
             stopping_criteria=self._transformers.StoppingCriteriaList([ended]),
         )
         return texts
+
+
+start = TransformersEngine
 
 
 def check_loaded(told: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators import own_code
 from coordinate_eval.evaluators.engines import common, vllm_processes
-from coordinate_eval.evaluators.engines.base import ALL_KINDS, Across, Loading, Unwanted, all_wanted
+from coordinate_eval.evaluators.engines.base import ALL_KINDS, Loading, Unwanted, all_wanted
 from coordinate_eval.evaluators.engines.scoring import MOST_IDS, Scoring, together
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
 from coordinate_eval.evaluators.engines.vllm_defaults import OWN_PROCESSES, engine_arguments, on_cpu
@@ -81,33 +81,12 @@ def prepare(tensor_parallel: int, threads: int = 0) -> None:
     _hide_from_inspection(common.hidden())
 
 
-def start(what: Loading) -> "VllmEngine":
-    """Start vLLM. See `base.EngineModule`."""
-    return VllmEngine(
-        what.model,
-        tensor_parallel=what.tensor_parallel,
-        max_length=what.max_length,
-        args=what.args,
-        lighter=what.lighter,
-        across=what.across,
-    )
-
-
-def serve(
-    model: Path,
-    *,
-    name: str,
-    socket: Path,
-    key: str,
-    tensor_parallel: int,
-    max_length: int,
-    args: dict[str, Any],
-) -> None:
+def serve(what: Loading, *, name: str, socket: Path, key: str) -> None:
     """Run vLLM's own OpenAI server in this process. See `base.EngineModule`."""
     os.environ[OWN_PROCESSES] = "1"  # its server asks an engine in another process
     os.environ["VLLM_API_KEY"] = key
-    prepare(tensor_parallel)
-    chosen = engine_arguments(model, tensor_parallel, max_length, args) | {
+    prepare(what.tensor_parallel)
+    chosen = engine_arguments(what) | {
         "served_model_name": [name],
         "uds": str(socket),
         # Each question has its own sampling parameters, and the checkpoint adds none.
@@ -115,7 +94,7 @@ def serve(
         "disable_uvicorn_access_log": True,
     }
     sys.argv = ["vllm", *_options(chosen)]
-    with contextlib.chdir(model.parent):
+    with contextlib.chdir(what.model.parent):
         runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 
 
@@ -152,10 +131,7 @@ class VllmEngine:
     """A model in vLLM. It runs no code of the checkpoint.
 
     Args:
-        tensor_parallel: number of GPUs over which the weights are split.
-        args: fields of vLLM's `EngineArgs`. They override the defaults chosen here.
-        lighter: so many times fewer tokens are computed in a step.
-        across: this process's part of an engine over several nodes.
+        what: its `args` are fields of vLLM's `EngineArgs`. They override the defaults chosen here.
 
     Raises:
         UserError: vLLM is not installed, or an argument is unknown or not the user's to give.
@@ -183,20 +159,11 @@ class VllmEngine:
     steps: int
     """Number of engine steps so far. Unlike time, it does not depend on the machine's load."""
 
-    def __init__(
-        self,
-        model: Path,
-        *,
-        tensor_parallel: int,
-        max_length: int,
-        args: dict[str, Any],
-        lighter: int = 1,
-        across: Across | None = None,
-    ) -> None:
-        prepare(tensor_parallel * (across.nodes if across else 1))
+    def __init__(self, what: Loading) -> None:
+        model, args, across = what.model, what.args, what.across
+        prepare(what.tensor_parallel * (across.nodes if across else 1))
         vllm = importlib.import_module("vllm")
-        arguments = engine_arguments(model, tensor_parallel, max_length, args, lighter)
-        arguments |= vllm_processes.arguments(across)
+        arguments = engine_arguments(what) | vllm_processes.arguments(across)
         if on_cpu() and arguments["enforce_eager"]:
             # Even then, vLLM would compile a function of its sampler at the first scored prompt.
             importlib.import_module("torch").compiler.set_stance("force_eager")
@@ -362,6 +329,9 @@ class VllmEngine:
             # An engine that has died cannot abort. Its own error is already being raised.
             with contextlib.suppress(Exception):
                 self._engine.abort_request(list(flight))
+
+
+start = VllmEngine
 
 
 def _set_environment(tensor_parallel: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from coordinate_eval._engines import kind_of
 from coordinate_eval._text_config import text_config
 from coordinate_eval.evaluators import own_code
+from coordinate_eval.evaluators.engines.base import Loading
 from coordinate_eval.evaluators.engines.scoring import MOST_IDS
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
 
@@ -43,30 +44,29 @@ _BOUND = ("is_attention_free", "is_encoder_decoder", "is_hybrid", "is_multimodal
 state-space model has to fit into one, an image, or a whole prompt: thousands of tokens."""
 
 
-def engine_arguments(
-    model: Path, tensor_parallel: int, max_length: int, args: dict[str, Any], lighter: int = 1
-) -> dict[str, Any]:
+def engine_arguments(what: Loading) -> dict[str, Any]:
     """Return the arguments of `EngineArgs`: those of the user, and defaults for the others.
 
     Steps have so many times fewer tokens as `lighter` says, whoever has chosen them, where the
     model starts with any.
     """
+    model, args = what.model, what.args
     check_args(args)
     chosen: dict[str, Any] = {
         "load_format": "safetensors",
-        "max_model_len": max_length,
+        "max_model_len": what.max_length,
         "gpu_memory_utilization": _GPU_SHARE,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "max_logprobs": MOST_IDS,
-        **(_cpu_arguments(model) if on_cpu() else _gpu_arguments(model, tensor_parallel, args)),
+        **(_cpu_arguments(model) if on_cpu() else _gpu_arguments(what)),
         **args,
     }
-    if lighter > 1 and not _bounds_steps(model, chosen):
-        chosen |= lighter_steps(chosen, lighter)
+    if what.lighter > 1 and not _bounds_steps(model, chosen):
+        chosen |= lighter_steps(chosen, what.lighter)
     return chosen | {
         "model": f"./{model.name}",
-        "tensor_parallel_size": tensor_parallel,
+        "tensor_parallel_size": what.tensor_parallel,
         "trust_remote_code": False,
     }
 
@@ -76,10 +76,11 @@ def on_cpu() -> bool:
     return bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())
 
 
-def _gpu_arguments(model: Path, tensor_parallel: int, args: Mapping[str, Any]) -> dict[str, Any]:
+def _gpu_arguments(what: Loading) -> dict[str, Any]:
     """Return the defaults for a GPU."""
+    args = what.args
     try:
-        memory, is_slice = _gpu(tensor_parallel, args)
+        memory, is_slice = _gpu(what.tensor_parallel, args)
     except Exception:  # vLLM will say what is wrong with the GPU
         return {}
     chosen = {}
@@ -91,7 +92,7 @@ def _gpu_arguments(model: Path, tensor_parallel: int, args: Mapping[str, Any]) -
     if args.get("enable_chunked_prefill") is False:  # a step must have room for a whole prompt
         return chosen
     filled = args.get("gpu_memory_utilization", _GPU_SHARE)
-    tokens = step_tokens(own_code.json_object(model / "config.json"), memory, filled)
+    tokens = step_tokens(own_code.json_object(what.model / "config.json"), memory, filled)
     return chosen | {"max_num_batched_tokens": max(tokens, args.get("max_num_seqs") or 0)}
 
 

@@ -57,13 +57,12 @@ def follow(what: Loading) -> None:
     vllm = importlib.import_module("vllm")
     usage = importlib.import_module("vllm.usage.usage_lib").UsageContext
     executors = importlib.import_module("vllm.v1.executor.multiproc_executor")
-    model, tensor_parallel, max_length, args, lighter, across = what
-    chosen = engine_arguments(model, tensor_parallel, max_length, args, lighter) | arguments(across)
+    chosen = engine_arguments(what) | arguments(what.across)
     if on_cpu() and chosen["enforce_eager"]:
         os.environ.setdefault(NO_COMPILER, "1")
     executor = None
     try:
-        with contextlib.chdir(model.parent):
+        with contextlib.chdir(what.model.parent):
             # Defaults differ between uses, and all processes of an engine must have the same.
             config = vllm.EngineArgs(**chosen).create_engine_config(
                 usage_context=usage.LLM_CLASS, headless=True
@@ -72,8 +71,8 @@ def follow(what: Loading) -> None:
         executor.start_worker_monitor(inline=True)
     except Exception as error:
         raise EngineError(
-            f"this node's part of vLLM did not start on {str(model)!r} with arguments {args}: "
-            f"{common.last_words(error)}"
+            f"this node's part of vLLM did not start on {str(what.model)!r} with arguments "
+            f"{what.args}: {common.last_words(error)}"
         ) from error
     finally:
         if executor is not None:

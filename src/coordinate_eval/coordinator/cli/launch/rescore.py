@@ -97,7 +97,7 @@ def _with_place(made: Run) -> Run:
         return made.model_copy(update={"exclusive": exclusive, "limits": limits})
     if settings.judge.engine_args:
         here = settings.container.image_of("judge") is None
-        engines.check_args(settings.engine.name, settings.judge.engine_args, here=here)
+        engines.by_name(settings.engine.name).check_args(settings.judge.engine_args, here=here)
     with cluster:
         offer = ask(cluster, settings)
     made = made.model_copy(update={"exclusive": offer.exclusive, "limits": offer.limits})

@@ -38,7 +38,7 @@ def check_common(settings: Settings, asked: Suite, *, strict: bool) -> None:
     """Check what would be wrong for every checkpoint: settings, and the suite."""
     named = judge_checkpoint.named(settings)
     here = settings.container.image_of("trial") is None
-    engines.check_args(settings.engine.name, settings.engine.args, here=here)
+    engines.by_name(settings.engine.name).check_args(settings.engine.args, here=here)
     judge.check(named.judge, asked, os.environ)
     for name in ("cache_dir", "runs_dir"):
         check_writable(settings, name)

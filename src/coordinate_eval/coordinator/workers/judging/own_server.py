@@ -131,13 +131,11 @@ def serve(run_dir: RunDir, model: Path, socket: Path) -> None:
     """Serve the run's judge until a signal ends this process: the command `_serve`."""
     run = read_run(run_dir)
     judge = checkpoints.inspect(Path(run.settings.judge.checkpoint or ""))
-    engines.by_name(run.settings.engine.name).serve(
-        model,
+    engine, gpus = run.settings.engine.name, run.judge_place.gpus
+    args = degrees.engine_args(judge, engine, gpus) | run.settings.judge.engine_args
+    engines.by_name(engine).serve(
+        engines.Loading(model, gpus, context_of(judge), args),
         name=run.settings.judge.model or "",
         socket=socket,
         key=os.environ.pop(_KEY),
-        tensor_parallel=run.judge_place.gpus,
-        max_length=context_of(judge),
-        args=degrees.engine_args(judge, run.settings.engine.name, run.judge_place.gpus)
-        | run.settings.judge.engine_args,
     )

@@ -81,7 +81,7 @@ def compiled_files(
     settings = run.settings
     key = key_of(settings, run.tensor_parallel, run.engine_context, config, part)
     cache = EngineCache(settings.stage.folder, Path(settings.cache_dir).expanduser(), key)
-    variables = engines.cache_variables(settings.engine.name, cache.folder)
+    variables = engines.by_name(settings.engine.name).cache_variables(cache.folder)
     if not variables:
         yield
         return

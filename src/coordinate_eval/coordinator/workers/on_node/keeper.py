@@ -118,7 +118,7 @@ def _check_image(run: Run) -> None:
     if image is None:
         return
     try:
-        engines.check_args(engine.name, engine.args)
+        engines.by_name(engine.name).check_args(engine.args)
         if engine.name == "vllm":
             vllm_arguments.check_quantization(run.checkpoint.quantization)
     except UserError as error:
