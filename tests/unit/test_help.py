@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import typer.main
 from typer.testing import CliRunner
-from typer.utils import get_params_from_function
 
 from coordinate_eval.coordinator.cli.app import app
 
@@ -34,15 +33,3 @@ def test_options_name_what_to_type_and_flags_nothing(path: tuple[str, ...]) -> N
 
 def test_a_prefetch_promises_no_job_scripts() -> None:
     assert "job scripts" not in CliRunner().invoke(app, ["prefetch", "--help"]).stdout
-
-
-@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_an_option_named_like_its_value_has_a_name_of_its_own(path: tuple[str, ...]) -> None:
-    # Typer 0.27 takes the option's name from the word for its value where they are alike: --SUITE.
-    callback = COMMANDS[path].callback
-    given = get_params_from_function(callback.__wrapped__) if callback else {}
-    for name, one in given.items():
-        option = one.default
-        if isinstance(option, typer.models.OptionInfo) and option.metavar:
-            alike = option.metavar.lower().replace("-", "_") == name
-            assert option.param_decls or not alike, f"name the option of {name}"

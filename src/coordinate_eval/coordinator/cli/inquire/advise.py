@@ -28,16 +28,18 @@ _Experiment = Annotated[
 _Logs = Annotated[
     list[Path] | None,
     option(
-        "",
-        "PATH",
+        "--log PATH",
         "What the training writes: a log, JSON lines, a TensorBoard folder or a "
         "trainer_state.json. Repeat it for each attempt, in their order.",
     ),
 ]
 _Patterns = Annotated[
-    Path | None, option("", "FILE", "YAML file that says how the training reports its steps.")
+    Path | None,
+    option("--patterns FILE", "YAML file that says how the training reports its steps."),
 ]
-_MostBack = Annotated[int, option("", "STEPS", "Never go back further than so many steps.", min=1)]
+_MostBack = Annotated[
+    int, option("--most-back STEPS", "Never go back further than so many steps.", min=1)
+]
 
 
 def advise_command(

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from coordinate_eval._format import brief, plural, size
 from coordinate_eval._text_config import text_config
-from coordinate_eval.coordinator.cli.options import common, launching
+from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.coordinator.cli.output import new_table, say, table_console, write_json
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
@@ -44,10 +44,8 @@ _Shown = Annotated[
 _CheckIt = Annotated[
     bool,
     option(
-        "",
-        "",
-        "Compare all tensors with the architecture, and look for NaN. All weights are read.",
         "--check",
+        "Compare all tensors with the architecture, and look for NaN. All weights are read.",
     ),
 ]
 
@@ -79,12 +77,12 @@ class _Report:
 
 def checkpoint_command(
     ckpt: _Shown,
-    model_config: launching.ModelConfig = None,
-    tokenizer: launching.Tokenizer = None,
-    mapping: launching.Mapping = None,
-    base: launching.Base = None,
+    config: common.ModelConfig = None,
+    tokenizer: common.Tokenizer = None,
+    mapping: common.Mapping = None,
+    base: common.Base = None,
     check: _CheckIt = False,
-    check_against: launching.CheckAgainst = None,
+    check_against: common.CheckAgainst = None,
     as_json: common.Json = False,
 ) -> None:
     """Show what a folder or file is: format, tensors, whose names they have, what is missing.
@@ -94,7 +92,7 @@ def checkpoint_command(
     """
     report = examine(
         ckpt,
-        config=model_config,
+        config=config,
         tokenizer=tokenizer,
         mapping=mapping,
         base=base,

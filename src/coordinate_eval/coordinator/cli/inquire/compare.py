@@ -55,10 +55,10 @@ _Changed = Annotated[
 ]
 _Datasets = Annotated[
     list[str] | None,
-    option("", "NAME", "Compare this dataset only. May be given several times.", "--dataset"),
+    option("--dataset NAME", "Compare this dataset only. May be given several times."),
 ]
 _Anyway = Annotated[
-    bool, option("", "", "Compare although the runs have asked or scored differently.", "--anyway")
+    bool, option("--anyway", "Compare although the runs have asked or scored differently.")
 ]
 
 
@@ -190,10 +190,10 @@ _COLORS = {"GO": "green", "NO-GO": "red", "INCONCLUSIVE": "yellow"}
 _Gated = Annotated[
     str, typer.Argument(metavar="RUN", help="Its directory, its id, or its checkpoint.")
 ]
-_Policy = Annotated[Path, option("", "FILE", "The policy, a YAML file.", "--policy")]
+_Policy = Annotated[Path, option("--policy FILE", "The policy, a YAML file.")]
 _Against = Annotated[
     str | None,
-    option("", "BASELINE", "The run that rules about losses and gains compare with.", "--against"),
+    option("--against BASELINE", "The run that rules about losses and gains compare with."),
 ]
 
 

@@ -13,7 +13,7 @@ from coordinate_eval import _user_files
 from coordinate_eval._format import plural, size, visible
 from coordinate_eval.coordinator.cli.inquire.runs import open_to_show
 from coordinate_eval.coordinator.cli.options import common
-from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, option
+from coordinate_eval.coordinator.cli.options.parsing import option, output_option
 from coordinate_eval.coordinator.cli.output import say, table_console, write_json
 from coordinate_eval.coordinator.incidents.causes import read_rules
 from coordinate_eval.coordinator.incidents.shown import FailedJob, diagnose_run
@@ -37,20 +37,16 @@ _Jobs = Annotated[
 _End = Annotated[
     str | None,
     option(
-        "",
-        "TEXT",
+        "--end TEXT",
         'How the job of LOG ended: state, reason and exit code of Slurm, as in "TIMEOUT '
         'TimeLimit 0:15".',
-        "--end",
     ),
 ]
 _Compressed = Annotated[
     bool,
-    option(
-        OUTPUT,
-        "",
-        "Print the lines that the rules read: LOG without what says that all goes well.",
+    output_option(
         "--compressed",
+        "Print the lines that the rules read: LOG without what says that all goes well.",
     ),
 ]
 

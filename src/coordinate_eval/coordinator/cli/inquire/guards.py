@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal, NamedTuple
@@ -19,8 +20,13 @@ from rich.table import Table
 from coordinate_eval import _files
 from coordinate_eval._format import bars, brief, plural, whole_duration
 from coordinate_eval.clusters.protocol import Cluster
-from coordinate_eval.coordinator.cli.options import common, parsing
-from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, WHERE, option
+from coordinate_eval.coordinator.cli.options import common
+from coordinate_eval.coordinator.cli.options.parsing import (
+    Commands,
+    option,
+    output_option,
+    where_option,
+)
 from coordinate_eval.coordinator.cli.output import new_table, say, table_console, write_json
 from coordinate_eval.coordinator.cli.process import callers_environment
 from coordinate_eval.coordinator.inputs import clusters
@@ -45,10 +51,10 @@ _MOST_BYTES = 32 << 20
 """Read of the losses, the newest: 300,000 steps."""
 
 
-_GUARD = "How to guard"
+_guard_option = partial(option, panel="How to guard")
 
 
-class _Guards(parsing.Commands):
+class _Guards(Commands):
     """The commands of `guard`. `start` is the default one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own type
@@ -70,27 +76,24 @@ _Script = Annotated[
     Path, typer.Argument(metavar="TRAIN.sbatch", help="The batch script of the training.")
 ]
 _Checkpoints = Annotated[
-    Path, option(_GUARD, "DIR", "The folder into which the training saves.", "--checkpoints")
+    Path, _guard_option("--checkpoints DIR", "The folder into which the training saves.")
 ]
 _Policy = Annotated[
     Path | None,
-    option(_GUARD, "FILE", "Read the policy from this TOML file.", shown="its defaults"),
+    _guard_option("--policy FILE", "Read the policy from this TOML file.", shown="its defaults"),
 ]
 _Obey = Annotated[
     Literal["rollback"] | None,
-    option(
-        _GUARD,
-        "rollback",
-        "After a spike or a divergence, go back to the checkpoint that is advised, and skip the "
-        "data. Without it you are told.",
+    _guard_option(
+        "--obey rollback",
+        "After a spike or a divergence, go back to the checkpoint that is advised, and skip "
+        "the data. Without it you are told.",
         shown="tell only",
     ),
 ]
 _Wait = Annotated[
     bool,
-    option(
-        OUTPUT, "", "Guard in this terminal until the training is over, not in a job.", "--wait"
-    ),
+    output_option("--wait", "Guard in this terminal until the training is over, not in a job."),
 ]
 _Name = Annotated[
     str | None,
@@ -106,7 +109,7 @@ def start(
     obey: _Obey = None,
     wait: _Wait = False,
     cpu_partition: Annotated[
-        str | None, option(WHERE, "NAME", "Slurm partition of the guard's own job.")
+        str | None, where_option("--cpu-partition NAME", "Slurm partition of the guard's own job.")
     ] = None,
     as_json: common.Json = False,
     settings_file: common.SettingsFile = None,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from coordinate_eval import _files
 from coordinate_eval._format import drawn_places, plain, plural, sparkline, visible
 from coordinate_eval.coordinator.cli.options import common
-from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, option
+from coordinate_eval.coordinator.cli.options.parsing import option, output_option
 from coordinate_eval.coordinator.cli.output import (
     framed,
     out,
@@ -46,55 +46,41 @@ _MOST_SHOWN = 20
 _Columns = Annotated[
     list[str] | None,
     option(
-        "",
-        "WHAT",
-        "Show this dataset, group, aggregate, or mean, such as 'mean(mmlu,arc*)'. May be given "
-        "several times.",
-        "--column",
+        "--column WHAT",
+        "Show this dataset, group, aggregate, or mean, such as 'mean(mmlu,arc*)'. May be "
+        "given several times.",
         shown="each dataset; of more than 8, each group and the mean",
     ),
 ]
 _By = Annotated[
     str,
-    option(
-        "",
-        "WHAT",
-        "A dataset, a group, an aggregate, or a mean, such as 'mean(mmlu,arc*)'.",
-        "--by",
-    ),
+    option("--by WHAT", "A dataset, a group, an aggregate, or a mean, such as 'mean(mmlu,arc*)'."),
 ]
 _Smoothed = Annotated[
     bool,
-    option(
-        OUTPUT,
-        "",
-        "Smooth the scores: show where each column is, goes and jumps, with 95 % intervals.",
+    output_option(
         "--curve",
+        "Smooth the scores: show where each column is, goes and jumps, with 95 % intervals.",
     ),
 ]
 _Noisy = Annotated[
     bool,
-    option(
-        OUTPUT,
-        "",
-        "Show how far each column has risen and how noisy it is, the clearest first.",
-        "--noise",
+    output_option(
+        "--noise", "Show how far each column has risen and how noisy it is, the clearest first."
     ),
 ]
 _Everything = Annotated[
     bool | None,
-    option(
-        OUTPUT,
-        "",
-        "Show all checkpoints of a long table, or the last and the best.",
+    output_option(
         "--all/--no-all",
+        "Show all checkpoints of a long table, or the last and the best.",
         shown="all in a pipe or a file",
     ),
 ]
-_Csv = Annotated[bool, option(OUTPUT, "", "Print comma-separated values.", "--csv")]
+_Csv = Annotated[bool, output_option("--csv", "Print comma-separated values.")]
 _Parquet = Annotated[
     Path | None,
-    option(OUTPUT, "FILE", "Write a line for each checkpoint and dataset into this file."),
+    output_option("--parquet FILE", "Write a line for each checkpoint and dataset into this file."),
 ]
 
 

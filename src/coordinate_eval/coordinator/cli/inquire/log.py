@@ -27,19 +27,20 @@ class Tracker(StrEnum):
     TRACKIO = "trackio"
 
 
-_To = Annotated[Tracker, option("", "NAME", "Where to log.", "--to")]
+_To = Annotated[Tracker, option("--to NAME", "Where to log.")]
 _Project = Annotated[
     str | None,
     option(
-        "", "NAME", "The project of W&B or trackio, or MLflow's experiment.",
+        "--project NAME",
+        "The project of W&B or trackio, or MLflow's experiment.",
         shown="the training's folder",
     ),
-]  # fmt: skip
+]
 _TrackedRun = Annotated[
     str | None,
-    option("", "ID", "Log into this run, such as the training's own.", shown="a run of its own"),
+    option("--run ID", "Log into this run, such as the training's own.", shown="a run of its own"),
 ]
-_Dir = Annotated[Path | None, option("", "DIR", "The folder that TensorBoard shows.", "--dir")]
+_Dir = Annotated[Path | None, option("--dir DIR", "The folder that TensorBoard shows.")]
 
 
 def log_command(

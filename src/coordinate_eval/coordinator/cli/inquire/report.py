@@ -15,7 +15,7 @@ from coordinate_eval.coordinator.cli.inquire.compare import p_words
 from coordinate_eval.coordinator.cli.inquire.history import load
 from coordinate_eval.coordinator.cli.inquire.runs import find
 from coordinate_eval.coordinator.cli.options import common
-from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, option
+from coordinate_eval.coordinator.cli.options.parsing import option, output_option
 from coordinate_eval.coordinator.cli.output import say
 from coordinate_eval.coordinator.comparison.compare import Measured, compare, with_verdicts
 from coordinate_eval.coordinator.display import drawing, experiment_page
@@ -46,14 +46,11 @@ _Named = Annotated[
     ),
 ]
 _Baseline = Annotated[
-    str | None,
-    option("", "BASELINE", "Show this training, checkpoint or run beside it.", "--against"),
+    str | None, option("--against BASELINE", "Show this training, checkpoint or run beside it.")
 ]
 _Page = Annotated[
     Path | None,
-    option(
-        OUTPUT, "FILE", "Write the page into this file.", "--output", shown="TRAINING.html, here"
-    ),
+    output_option("--output FILE", "Write the page into this file.", shown="TRAINING.html, here"),
 ]
 
 

@@ -132,10 +132,8 @@ def name_for_commands(run_dir: RunDir, run: Run, settings: Settings) -> str:
     return shlex.quote(str(run_dir.root))
 
 
-_Dataset = Annotated[
-    str | None, option("", "NAME", "Show the main score of this dataset.", "--dataset")
-]
-_Most = Annotated[int, option("", "N", "Show the N newest runs.", "--limit", min=1)]
+_Dataset = Annotated[str | None, option("--dataset NAME", "Show the main score of this dataset.")]
+_Most = Annotated[int, option("--limit N", "Show the N newest runs.", min=1)]
 
 
 def runs_command(

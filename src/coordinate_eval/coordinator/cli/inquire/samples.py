@@ -22,7 +22,7 @@ from coordinate_eval import _files
 from coordinate_eval._format import plural, visible_json
 from coordinate_eval.coordinator.cli.inquire.runs import find
 from coordinate_eval.coordinator.cli.options import common
-from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, option
+from coordinate_eval.coordinator.cli.options.parsing import option, output_option
 from coordinate_eval.coordinator.cli.output import console, say
 from coordinate_eval.coordinator.display.run_page import write_report
 from coordinate_eval.coordinator.inputs.folders import working_in
@@ -59,47 +59,37 @@ MOST_IN_REPORT = 200
 
 _Dataset = Annotated[
     str | None,
-    option(
-        "", "NAME", "Show samples of this dataset.", "--dataset", shown="the only one of the run"
-    ),
+    option("--dataset NAME", "Show samples of this dataset.", shown="the only one of the run"),
 ]
 _Items = Annotated[
-    list[int] | None, option("", "N", "Show this item, counted from 0; may be repeated.", "--item")
+    list[int] | None, option("--item N", "Show this item, counted from 0; may be repeated.")
 ]
 _Wrong = Annotated[
-    bool,
-    option("", "", "Show the items that are not right, or of graded ones the worst.", "--wrong"),
+    bool, option("--wrong", "Show the items that are not right, or of graded ones the worst.")
 ]
 _Other = Annotated[
     str | None,
     option(
-        "",
-        "OTHER",
+        "--diff OTHER",
         "Show the items that only one of RUN and OTHER gets right, or that differ most.",
-        "--diff",
     ),
 ]
 _Most = Annotated[
     int | None,
-    option(
-        "", "N", "Show at most N items.", "--limit", shown="10; all with --json or --output", min=1
-    ),
+    option("--limit N", "Show at most N items.", shown="10; all with --json or --output", min=1),
 ]
 _Json = Annotated[
     bool,
-    option(
-        OUTPUT,
-        "",
-        "Print a line of JSON for each sample, as lm_eval --log_samples writes it.",
-        "--json",
+    output_option(
+        "--json", "Print a line of JSON for each sample, as lm_eval --log_samples writes it."
     ),
 ]
 _Files = Annotated[
     Path | None,
-    option(OUTPUT, "DIR", "Write a file of such lines for each task into this folder.", "--output"),
+    output_option("--output DIR", "Write a file of such lines for each task into this folder."),
 ]
 _InReport = Annotated[
-    bool, option(OUTPUT, "", "Write report.html of the run again, with these samples.", "--report")
+    bool, output_option("--report", "Write report.html of the run again, with these samples.")
 ]
 
 

@@ -17,7 +17,7 @@ from coordinate_eval import _owner
 from coordinate_eval._format import plural, visible
 from coordinate_eval.coordinator.cli.inquire.runs import Found, find, find_all, readable_rows
 from coordinate_eval.coordinator.cli.options import common
-from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, option
+from coordinate_eval.coordinator.cli.options.parsing import output_option
 from coordinate_eval.coordinator.cli.output import new_table, out, say, table_console, write_json
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
@@ -56,16 +56,15 @@ _Runs = Annotated[
 ]
 _Format = Annotated[
     str | None,
-    option(
-        OUTPUT,
-        "NAME",
+    output_option(
+        "--output-format NAME",
         "table, csv, json or markdown; of one run also lm_eval, the harness's results file, "
         "and model-card, a table in Markdown.",
         shown="table",
     ),
 ]
-_Csv = Annotated[bool, option(OUTPUT, "", "Print comma-separated values.", "--csv")]
-_Markdown = Annotated[bool, option(OUTPUT, "", "Print a Markdown table.", "--markdown")]
+_Csv = Annotated[bool, output_option("--csv", "Print comma-separated values.")]
+_Markdown = Annotated[bool, output_option("--markdown", "Print a Markdown table.")]
 
 
 def scores_command(

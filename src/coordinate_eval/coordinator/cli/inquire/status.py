@@ -16,7 +16,7 @@ from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.cli.inquire import status_screen
 from coordinate_eval.coordinator.cli.inquire.runs import name_for_commands, open_to_show
 from coordinate_eval.coordinator.cli.options import common
-from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, option
+from coordinate_eval.coordinator.cli.options.parsing import output_option
 from coordinate_eval.coordinator.cli.output import new_table, say, table_console, write_json
 from coordinate_eval.coordinator.incidents.bad_nodes import read_avoided, suspected_nodes
 from coordinate_eval.coordinator.incidents.shown import report_failures
@@ -60,16 +60,12 @@ FOLLOW_SECONDS = 2.0
 
 
 _Ledger = Annotated[
-    bool, option(OUTPUT, "", "Show where the GPU time went, and what to change next.", "--ledger")
+    bool, output_option("--ledger", "Show where the GPU time went, and what to change next.")
 ]
 _Follow = Annotated[
     bool,
-    option(
-        OUTPUT,
-        "",
-        "Refresh until the run ends. Ctrl-C stops watching and leaves the run alone.",
-        "--follow",
-        "-f",
+    output_option(
+        "--follow -f", "Refresh until the run ends. Ctrl-C stops watching and leaves the run alone."
     ),
 ]
 

@@ -37,11 +37,13 @@ _Suite = Annotated[
 ]
 _Size = Annotated[
     str | None,
-    option("", "SIZE", "Predict for a model with this many parameters: 350m.", shown="7b"),
+    option("--model SIZE", "Predict for a model with this many parameters: 350m.", shown="7b"),
 ]
-_Checkpoint = Annotated[Path | None, option("", "CKPT", "Predict for this checkpoint instead.")]
-_Gpu = Annotated[str, option("", "NAME", "Type of the GPUs.")]
-_TensorParallel = Annotated[int, option("", "N", "GPUs of one trial.", min=1, max=1024)]
+_Checkpoint = Annotated[
+    Path | None, option("--checkpoint CKPT", "Predict for this checkpoint instead.")
+]
+_Gpu = Annotated[str, option("--gpu NAME", "Type of the GPUs.")]
+_TensorParallel = Annotated[int, option("--tp N", "GPUs of one trial.", min=1, max=1024)]
 
 
 def suites_command(

@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.cli.inquire.runs import find
 from coordinate_eval.coordinator.cli.launch.runnable import runnable
 from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.options.asked import AskedPrompts, spread
-from coordinate_eval.coordinator.cli.options.parsing import option
+from coordinate_eval.coordinator.cli.options.parsing import option, output_option
 from coordinate_eval.coordinator.cli.output import quiet_libraries, say, write_json
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints.average import Members
@@ -40,13 +40,13 @@ _PrefetchedFor = Annotated[
 ]
 _Jobs = Annotated[
     int | None,
-    option("", "N", "Build with at most N processes.", shown="one for each core", min=1, max=1024),
+    option(
+        "--jobs N", "Build with at most N processes.", shown="one for each core", min=1, max=1024
+    ),
 ]
 
 
-_Verbose = Annotated[
-    bool, option("Run and output", "", "Show the warnings of other libraries.", "--verbose", "-v")
-]
+_Verbose = Annotated[bool, output_option("--verbose -v", "Show the warnings of other libraries.")]
 
 
 @spread

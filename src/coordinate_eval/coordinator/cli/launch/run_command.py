@@ -2,37 +2,120 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinate_eval.coordinator.cli.options import common, launching, parsing
+from coordinate_eval.coordinator.cli.options import common, parsing
 from coordinate_eval.coordinator.cli.options.asked import AskedRun, spread
+from coordinate_eval.coordinator.cli.options.parsing import (
+    plan_option,
+    what_option,
+    where_option,
+)
 from coordinate_eval.coordinator.inputs.checkpoints.saved import training_of
 from coordinate_eval.errors import UserError
 
 if TYPE_CHECKING:
     from coordinate_eval.coordinator.inputs.checkpoints.average import Members
 
+_Checkpoints = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="CKPT",
+        help="What training saved: a folder, a file, or s3://…; several with --average, or a YAML "
+        "file that names them.",
+        show_default="the checkpoint of --plan",
+    ),
+]
+_Average = Annotated[
+    bool,
+    what_option(
+        "--average",
+        "Evaluate the average of the CKPT that follow, or of last:N up to CKPT, as one of its own.",
+    ),
+]
+_Weights = Annotated[
+    str | None,
+    what_option(
+        "--weights NUMBERS",
+        "With --average: a weight for each CKPT: 1,1,2.",
+        shown="the same for all",
+    ),
+]
+_UntilDecided = Annotated[
+    str | None,
+    what_option(
+        "--until-decided PREVIOUS",
+        "End as soon as the mean differs from that of PREVIOUS, or surely does not: a run, "
+        "a checkpoint, or a step of the same training. `resume RUN --full` asks the rest.",
+    ),
+]
+_Step = Annotated[
+    int | None,
+    what_option(
+        "--step N",
+        "The training step, for tables of scores.",
+        shown="what the checkpoint's name tells",
+        min=0,
+        max=10**15,
+    ),
+]
+_DryRun = Annotated[bool, plan_option("--dry-run", "Show the plan and submit nothing.")]
+_RunDirectory = Annotated[
+    Path | None,
+    where_option(
+        "--run-dir DIR",
+        "The run's directory, on storage that all nodes share.",
+        shown="runs_dir/<id>",
+    ),
+]
+_Html = Annotated[
+    Path | None, plan_option("--html FILE", "With --dry-run: write the plan as one HTML page.")
+]
+_Scripts = Annotated[
+    Path | None,
+    plan_option(
+        "--scripts DIR", "With --dry-run: write the exact job scripts into this new folder."
+    ),
+]
+_WhatIf = Annotated[
+    bool,
+    plan_option(
+        "--what-if",
+        "With --dry-run: predict the times on other numbers of nodes and GPUs, and mark the "
+        "choice.",
+    ),
+]
+_Estimate = Annotated[
+    bool,
+    plan_option(
+        "--estimate", "With --dry-run: build no prompts, and take the catalogue's figures."
+    ),
+]
+_PlanFile = Annotated[
+    Path | None, plan_option("--plan FILE", "Submit the plan that --dry-run --json printed.")
+]
+
 
 @spread
 def run_command(
-    checkpoints: launching.Checkpoints = None,
+    checkpoints: _Checkpoints = None,
     *,
     asked: AskedRun,
-    strict: launching.Strict = True,
-    average: launching.Average = False,
-    weights: launching.Weights = None,
-    step: launching.Step = None,
-    until_decided: launching.UntilDecided = None,
-    check_against: launching.CheckAgainst = None,
-    run_dir: launching.RunDirectory = None,
-    dry_run: launching.DryRun = False,
-    html: launching.Html = None,
-    scripts: launching.Scripts = None,
-    what_if: launching.WhatIf = False,
-    estimate: launching.Estimate = False,
-    plan: launching.PlanFile = None,
+    strict: common.Strict = True,
+    average: _Average = False,
+    weights: _Weights = None,
+    step: _Step = None,
+    until_decided: _UntilDecided = None,
+    check_against: common.CheckAgainst = None,
+    run_dir: _RunDirectory = None,
+    dry_run: _DryRun = False,
+    html: _Html = None,
+    scripts: _Scripts = None,
+    what_if: _WhatIf = False,
+    estimate: _Estimate = False,
+    plan: _PlanFile = None,
     wait: common.Wait = False,
     as_json: common.Json = False,
     verbose: common.Verbose = False,

@@ -3,21 +3,21 @@
 import dataclasses
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinate_eval.coordinator.cli.options import common, launching, parsing
+from coordinate_eval.coordinator.cli.options import common, parsing
 from coordinate_eval.coordinator.cli.options.asked import AskedRun, spread
-from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.errors import CoordinateError, UserError
 
 if TYPE_CHECKING:
     from coordinate_eval.coordinator.inputs.checkpoints.average import Members
     from coordinate_eval.coordinator.inputs.checkpoints.saved import Saved
 
-_WATCH = "What to watch"
+_watch_option = partial(parsing.option, panel="What to watch")
 
 _Folder = Annotated[
     Path | None,
@@ -29,30 +29,28 @@ _Folder = Annotated[
 ]
 _Pattern = Annotated[
     str | None,
-    option(
-        _WATCH,
-        "PATTERN",
+    _watch_option(
+        "--pattern PATTERN",
         "Names of checkpoints below DIR: 'step-{step}', 'run-*/iter_{step}/hf'.",
-        "--pattern",
         shown="every folder whose name tells a step",
     ),
 ]
-_Once = Annotated[bool, option(_WATCH, "", "Look once and return.", "--once")]
-_Every = Annotated[float, option(_WATCH, "TIME", "Time between two looks.", parser=parsing.seconds)]
+_Once = Annotated[bool, _watch_option("--once", "Look once and return.")]
+_Every = Annotated[
+    float, _watch_option("--every TIME", "Time between two looks.", parser=parsing.seconds)
+]
 _Quiet = Annotated[
     float,
-    option(
-        _WATCH,
-        "TIME",
+    _watch_option(
+        "--quiet TIME",
         "A checkpoint is finished if it is whole and unchanged for this time.",
         parser=parsing.seconds,
     ),
 ]
 _Marker = Annotated[
     str | None,
-    option(
-        _WATCH,
-        "FILE",
+    _watch_option(
+        "--marker FILE",
         "A checkpoint is finished when it has this file, or when a file of this name in DIR "
         "names it or a later one.",
         shown="STABLE or _SUCCESS, if other checkpoints of the run have one",
@@ -60,46 +58,37 @@ _Marker = Annotated[
 ]
 _Most = Annotated[
     int | None,
-    option(_WATCH, "N", "Have at most N runs at once.", shown="4; 1 on one machine", min=1),
+    _watch_option("--most N", "Have at most N runs at once.", shown="4; 1 on one machine", min=1),
 ]
 _Newest = Annotated[
     bool,
-    option(
-        _WATCH,
-        "",
-        "Evaluate only the newest checkpoint of each look, and cancel runs of older ones that "
-        "still wait for GPUs.",
+    _watch_option(
         "--newest",
+        "Evaluate only the newest checkpoint of each look, and cancel runs of older ones "
+        "that still wait for GPUs.",
     ),
 ]
 _Steps = Annotated[
     int,
-    option(
-        _WATCH, "N", "Evaluate only checkpoints whose step is a multiple of N.", "--steps", min=1
-    ),
+    _watch_option("--steps N", "Evaluate only checkpoints whose step is a multiple of N.", min=1),
 ]
 _Average = Annotated[
     int | None,
-    option(
-        _WATCH,
-        "last:N",
+    _watch_option(
+        "--average last:N",
         "Also evaluate, of each checkpoint, the average of the N that end with it.",
-        "--average",
         parser=parsing.last,
     ),
 ]
 _Cron = Annotated[
     bool,
-    option(
-        _WATCH, "", "Print the line for `crontab -e`, and write the file that it runs.", "--cron"
-    ),
+    _watch_option("--cron", "Print the line for `crontab -e`, and write the file that it runs."),
 ]
 _Log = Annotated[
-    Path | None, option(_WATCH, "FILE", "Append all output to FILE, each line with time and DIR.")
+    Path | None,
+    _watch_option("--log FILE", "Append all output to FILE, each line with time and DIR."),
 ]
-_DryWatch = Annotated[
-    bool, option(_WATCH, "", "With --once: say what would be evaluated.", "--dry-run")
-]
+_DryWatch = Annotated[bool, _watch_option("--dry-run", "With --once: say what would be evaluated.")]
 
 
 @spread
@@ -118,7 +107,7 @@ def watch_command(
     log: _Log = None,
     *,
     asked: AskedRun,
-    strict: launching.Strict = False,
+    strict: common.Strict = False,
     dry_run: _DryWatch = False,
     as_json: common.Json = False,
     settings_file: common.SettingsFile = None,

@@ -5,42 +5,38 @@ from typing import Annotated
 
 import typer
 
-from coordinate_eval.coordinator.cli.options.parsing import OUTPUT, WHAT, WHERE, option
+from coordinate_eval.coordinator.cli.options.parsing import (
+    option,
+    output_option,
+    what_option,
+    where_option,
+)
 
-Json = Annotated[bool, option(OUTPUT, "", "Print one JSON document on stdout.", "--json")]
+Json = Annotated[bool, output_option("--json", "Print one JSON document on stdout.")]
 SettingsFile = Annotated[
     Path | None,
-    option(
-        OUTPUT, "FILE", "Read settings from this TOML file.", "--settings", shown="your config.toml"
+    output_option(
+        "--settings FILE", "Read settings from this TOML file.", shown="your config.toml"
     ),
 ]
 Full = Annotated[
     bool,
-    option(
-        WHAT,
-        "",
-        "Ask also what is left of a run that --until-decided has ended early, or of a sample "
-        "(--precision).",
+    what_option(
         "--full",
+        "Ask also what is left of a run that --until-decided has ended early, or of a "
+        "sample (--precision).",
     ),
 ]
 Wait = Annotated[
     bool,
-    option(
-        OUTPUT,
-        "",
-        "Supervise in this terminal until the run ends, then print the scores.",
-        "--wait",
+    output_option(
+        "--wait", "Supervise in this terminal until the run ends, then print the scores."
     ),
 ]
 Verbose = Annotated[
     bool,
-    option(
-        OUTPUT,
-        "",
-        "Show the warnings of other libraries, and the job scripts of a dry run.",
-        "--verbose",
-        "-v",
+    output_option(
+        "--verbose -v", "Show the warnings of other libraries, and the job scripts of a dry run."
     ),
 ]
 RunName = Annotated[
@@ -50,45 +46,47 @@ RunName = Annotated[
 Metric = Annotated[
     str | None,
     option(
-        "",
-        "NAME",
+        "--metric NAME",
         "Show this metric instead, for the datasets that have it: acc, exact_match,strict-match.",
     ),
 ]
 Only = Annotated[
     list[str] | None,
-    option(WHAT, "NAMES", "Evaluate only these datasets; names or patterns: gsm8k,arc_*."),
+    what_option("--only NAMES", "Evaluate only these datasets; names or patterns: gsm8k,arc_*."),
 ]
 Engine = Annotated[
     str | None,
-    option(
-        WHAT,
-        "NAME",
+    what_option(
+        "--engine NAME",
         "vllm, transformers or server; simulated makes up the responses.",
         shown="vllm",
     ),
 ]
 JudgeUrl = Annotated[
-    str | None, option(WHAT, "URL", "OpenAI-compatible server of the judge: http://host:8000/v1.")
+    str | None,
+    what_option("--judge-url URL", "OpenAI-compatible server of the judge: http://host:8000/v1."),
 ]
-JudgeModel = Annotated[str | None, option(WHAT, "NAME", "The judge's name on that server.")]
+JudgeModel = Annotated[
+    str | None, what_option("--judge-model NAME", "The judge's name on that server.")
+]
 Cluster = Annotated[
     str | None,
-    option(
-        WHERE,
-        "NAME",
+    where_option(
+        "--cluster NAME",
         "slurm; local: this machine; ray: the Ray cluster of the setting ray.address; or a "
         "cluster file, which describes nodes to plan on.",
         shown="slurm if it is configured, else local",
     ),
 ]
-Partition = Annotated[str | None, option(WHERE, "NAME", "Slurm partition with the GPUs.")]
-Account = Annotated[str | None, option(WHERE, "NAME", "Slurm account.")]
-Qos = Annotated[str | None, option(WHERE, "NAME", "Slurm QOS.")]
-Reservation = Annotated[str | None, option(WHERE, "NAME", "Slurm reservation.")]
-OfSuite = Annotated[str | None, option("", "NAME", "Show only runs of this suite.", "--suite")]
+Partition = Annotated[
+    str | None, where_option("--partition NAME", "Slurm partition with the GPUs.")
+]
+Account = Annotated[str | None, where_option("--account NAME", "Slurm account.")]
+Qos = Annotated[str | None, where_option("--qos NAME", "Slurm QOS.")]
+Reservation = Annotated[str | None, where_option("--reservation NAME", "Slurm reservation.")]
+OfSuite = Annotated[str | None, option("--suite NAME", "Show only runs of this suite.")]
 InFolder = Annotated[
-    Path | None, option("", "DIR", "Show only runs of checkpoints in this folder.", "--checkpoints")
+    Path | None, option("--checkpoints DIR", "Show only runs of checkpoints in this folder.")
 ]
 Trainings = Annotated[
     list[str] | None,
@@ -99,5 +97,41 @@ Trainings = Annotated[
     ),
 ]
 TokensPerStep = Annotated[
-    int | None, option("", "N", "Show the tokens that each checkpoint has seen.", min=1)
+    int | None,
+    option("--tokens-per-step N", "Show the tokens that each checkpoint has seen.", min=1),
+]
+ModelConfig = Annotated[
+    Path | None, what_option("--config FILE", "The config.json, in place of the checkpoint's.")
+]
+Tokenizer = Annotated[
+    Path | None,
+    what_option("--tokenizer DIR", "The folder of the tokenizer, in place of the checkpoint's."),
+]
+Mapping = Annotated[
+    Path | None,
+    what_option(
+        "--mapping FILE",
+        "A mapping from the names of the checkpoint's tensors to Hugging Face's, in YAML.",
+        shown="the one of the shipped mappings that fits",
+    ),
+]
+Base = Annotated[
+    Path | None,
+    what_option("--base CKPT", "The base of an adapter.", shown="the one that the adapter names"),
+]
+CheckAgainst = Annotated[
+    Path | None,
+    what_option(
+        "--check-against FILE",
+        "Compare log-likelihoods with those that coordinate_eval.reference wrote in "
+        "training, on this machine's CPU, and refuse a checkpoint that differs.",
+    ),
+]
+Strict = Annotated[
+    bool,
+    what_option(
+        "--strict/--no-strict",
+        "Refuse a suite with a task that is missing or broken. Otherwise the others are "
+        "evaluated, and the run ends incomplete.",
+    ),
 ]

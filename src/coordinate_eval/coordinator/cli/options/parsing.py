@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from typing import Any
 
 import typer
@@ -9,12 +10,6 @@ from typer.core import TyperGroup
 
 from coordinate_eval.coordinator.inputs.settings import MOST_RESTRAINT
 from coordinate_eval.errors import UserError
-
-WHAT = "What to evaluate"
-WHERE = "Where to run"
-PLAN = "Plan"
-OUTPUT = "Run and output"
-"""Panels of options in the help."""
 
 
 class Commands(TyperGroup):
@@ -115,27 +110,34 @@ def _refuse_constant(constant: str) -> float:
 
 
 def option(
-    panel: str,
-    value: str,
+    typed: str,
     meaning: str,
-    *names: str,
+    panel: str | None = None,
+    *,
     shown: str | bool = True,
     **more: Any,  # noqa: ANN401 - typer's own parameters
 ) -> Any:  # noqa: ANN401 - typer's own type
-    """Return an option of a command, which the help shows in a panel.
+    """Return an option of a command.
 
     Args:
-        panel: title of the panel; empty for the one of all others.
-        value: word for what is typed after it; empty for a flag.
-        names: as they are typed; if there is none, the parameter's own.
+        typed: its names, and a word for its value unless it is a flag: `--nodes --max-nodes NODES`.
+        panel: title of the panel in which the help shows it.
         shown: the default, in words.
         more: what typer knows beside these.
     """
+    words = typed.split()
+    names = [word for word in words if word.startswith("-")]
     return typer.Option(
         *names,
-        metavar=value or None,
+        metavar=" ".join(words[len(names) :]),
         help=meaning,
         show_default=shown,
-        rich_help_panel=panel or None,
+        rich_help_panel=panel,
         **more,
     )
+
+
+what_option = partial(option, panel="What to evaluate")
+where_option = partial(option, panel="Where to run")
+plan_option = partial(option, panel="Plan")
+output_option = partial(option, panel="Run and output")

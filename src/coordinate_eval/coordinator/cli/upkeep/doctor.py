@@ -22,7 +22,7 @@ from coordinate_eval import _files
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.cli.inquire.runs import find_all
 from coordinate_eval.coordinator.cli.options import common
-from coordinate_eval.coordinator.cli.options.parsing import WHERE, option
+from coordinate_eval.coordinator.cli.options.parsing import where_option
 from coordinate_eval.coordinator.cli.output import table_console, write_json
 from coordinate_eval.coordinator.doctor import nodes as doctor
 from coordinate_eval.coordinator.doctor.examine import examine_here
@@ -42,27 +42,20 @@ _INDENT = " " * 11
 
 _InJobs = Annotated[
     bool,
-    option(
-        WHERE,
-        "",
-        "Check the same in small jobs, one on each partition of the settings.",
-        "--submit",
+    where_option(
+        "--submit", "Check the same in small jobs, one on each partition of the settings."
     ),
 ]
 _TestNodes = Annotated[
     bool,
-    option(
-        WHERE,
-        "",
-        "Find bad nodes: test all that are free, in pairs, on all GPUs that are free there.",
+    where_option(
         "--nodes",
+        "Find bad nodes: test all that are free, in pairs, on all GPUs that are free there.",
     ),
 ]
 _TestedNodes = Annotated[
     str | None,
-    option(
-        WHERE, "NAMES", "Test these nodes only: gpu[1-4,7]. Implies --nodes.", "--nodelist", "-w"
-    ),
+    where_option("--nodelist -w NAMES", "Test these nodes only: gpu[1-4,7]. Implies --nodes."),
 ]
 
 

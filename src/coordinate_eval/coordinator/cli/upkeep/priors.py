@@ -53,16 +53,17 @@ class _Source(NamedTuple):
 def show(
     checkpoint: Annotated[
         Path | None,
-        option("", "CKPT", "Predict for this checkpoint.", shown="newest seen"),
+        option("--checkpoint CKPT", "Predict for this checkpoint.", shown="newest seen"),
     ] = None,
     model: Annotated[
-        str | None,
-        option("", "SIZE", "Or for a model of this size, such as 7b or 350m."),
+        str | None, option("--model SIZE", "Or for a model of this size, such as 7b or 350m.")
     ] = None,
-    gpu: Annotated[str | None, option("", "NAME", "Type of GPU.", shown="newest seen")] = None,
-    engine: Annotated[str | None, option("", "NAME", "vllm or transformers.", shown="vllm")] = None,
+    gpu: Annotated[str | None, option("--gpu NAME", "Type of GPU.", shown="newest seen")] = None,
+    engine: Annotated[
+        str | None, option("--engine NAME", "vllm or transformers.", shown="vllm")
+    ] = None,
     suite: Annotated[
-        str | None, option("", "SUITE", "A shipped suite's name, or a file.", "--suite")
+        str | None, option("--suite SUITE", "A shipped suite's name, or a file.")
     ] = None,
     as_json: common.Json = False,
     settings_file: common.SettingsFile = None,

@@ -48,13 +48,12 @@ class Chosen(NamedTuple):
 
 
 _OlderThan = Annotated[
-    float | None,
-    option("", "DAYS", "Only runs not changed for this many days.", "--older-than", min=0),
+    float | None, option("--older-than DAYS", "Only runs not changed for this many days.", min=0)
 ]
 _KeepNewest = Annotated[
-    int | None, option("", "N", "Leave the N newest runs as they are.", "--keep", min=0)
+    int | None, option("--keep N", "Leave the N newest runs as they are.", min=0)
 ]
-_Sure = Annotated[bool, option("", "", "Do it. Without it runs are only listed.", "--yes")]
+_Sure = Annotated[bool, option("--yes", "Do it. Without it runs are only listed.")]
 
 
 def prune_command(
