@@ -252,7 +252,7 @@ def test_a_job_gives_signs_whatever_it_does_until_it_is_stopped(
     ],
 )
 def test_every_such_job_gives_signs_while_it_works(
-    command: Callable[[Path], int], works: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Callable[[RunDir], int], works: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir, _ = unplanned(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -264,7 +264,7 @@ def test_every_such_job_gives_signs_while_it_works(
         return 3
 
     monkeypatch.setattr(f"coordinate_eval.coordinator.workers.{works}", work)
-    assert command(run_dir.root) == 3
+    assert command(run_dir) == 3
 
 
 def test_no_sign_makes_a_removed_run_again(tmp_path: Path) -> None:

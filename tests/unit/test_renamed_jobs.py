@@ -67,7 +67,7 @@ class Site:
             self._monkeypatch.setenv(TASK_VARIABLE, f"{number}.0")
         else:
             self._monkeypatch.delenv(TASK_VARIABLE, raising=False)
-        return job_commands.supervise(self.dir.root)
+        return job_commands.supervise(self.dir)
 
     @staticmethod
     def _begin(supervisor: Supervisor) -> None:

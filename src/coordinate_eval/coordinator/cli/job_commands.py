@@ -1,13 +1,12 @@
 """Hidden commands: the program's own jobs are started by them, never typed."""
 
 import argparse
-import contextlib
 import inspect
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from coordinate_eval.coordinator.cli import process
 from coordinate_eval.coordinator.cli.streams import printable_output
 from coordinate_eval.coordinator.run.own import check_there, enter
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.workers.signals import end_with_parent_if_asked
+from coordinate_eval.coordinator.workers.signals import end_with_parent_if_asked, signs_of_life
 from coordinate_eval.errors import CoordinateError
 
 
@@ -34,30 +33,32 @@ def call(args: list[str]) -> int | None:
     command = COMMANDS[args[0]]
     parser = argparse.ArgumentParser(args[0], description=command.__doc__)
     for name, parameter in inspect.signature(command).parameters.items():
-        if parameter.default is parameter.empty:
-            parser.add_argument(name, type=parameter.annotation)
+        kind, default = parameter.annotation, parameter.default
+        if default is parameter.empty:
+            parser.add_argument(name, type=Path if kind is RunDir else kind)
         else:
             option = f"--{name.removesuffix('_number')}"
-            kind, default = parameter.annotation, parameter.default
             parser.add_argument(option, dest=name, type=kind, default=default)
     given = vars(parser.parse_args(args[1:]))
-    return command(**given) if command in _WITHOUT_RUN else _printing(command, **given)
+    end_with_parent_if_asked()
+    root = given.pop("run_dir", None)
+    return command(**given) if root is None else _in_run(command, root, **given)
 
 
-def _printing(command: Callable[..., int | None], run_dir: Path, **given: object) -> int | None:
-    """Call a command so that a person can print its log on a terminal.
+def _in_run(command: Callable[..., int | None], root: Path, **given: object) -> int | None:
+    """Call a command in a run directory, so that a person can print its log on a terminal.
 
     Where its run is removed meanwhile, the log ends with that, whatever failed first.
     """
     with printable_output():
         try:
-            return command(run_dir, **given)
+            return command(enter(root), **given)
         except (OSError, CoordinateError):
-            check_there(RunDir(run_dir))
+            check_there(RunDir(root))
             raise
 
 
-def supervise(run_dir: Path, minutes: int = 0) -> int:
+def supervise(run_dir: RunDir, minutes: int = 0) -> int:
     """Supervise a run as a job of the cluster; 0 minutes mean no time limit."""
     from coordinate_eval.clusters.protocol import STARTED_VARIABLE, TASK_VARIABLE
     from coordinate_eval.coordinator.cli.launch.spooled import Taker
@@ -72,36 +73,34 @@ def supervise(run_dir: Path, minutes: int = 0) -> int:
     from coordinate_eval.coordinator.supervisor.loop import Supervisor
     from coordinate_eval.errors import NotFromHere
 
-    end_with_parent_if_asked()
-    entered = enter(run_dir)
-    run = read_run(entered)
+    run = read_run(run_dir)
     log = _Log()
     if why := clusters.why_not_from_here(run.cluster):
-        log.note(hand_over(entered, why))
+        log.note(hand_over(run_dir, why))
         return 0
     # The job's script starts a killed supervisor again, within the same time limit.
     began = float(os.environ.get(STARTED_VARIABLE) or time.time())
     limit = minutes - (time.time() - began) / 60 if minutes else float("inf")
-    after_run = AfterRun(entered, run)
+    after_run = AfterRun(run_dir, run)
     task = os.environ.get(TASK_VARIABLE, "").rpartition(".")[0]
 
     def report(results: dict[str, Any]) -> None:
-        log.note(write_report(entered, results))
+        log.note(write_report(run_dir, results))
         after_run.begin()
 
     def ended(results: dict[str, Any]) -> None:
         report(results)
         log.note("waiting for jobs to end and free their nodes")
 
-    taker = Taker(entered, run)
+    taker = Taker(run_dir, run)
     with after_run, taker, clusters.by_name(run.cluster, run.settings) as cluster:
         if why := why_no_job_is_found(run, cluster, task):
             log.note(why)
-            report(ending.write_results(entered, run, cluster, why, log.note))
+            report(ending.write_results(run_dir, run, cluster, why, log.note))
             log.note(after_run.wait())
             return 1
         supervisor = Supervisor(
-            entered,
+            run_dir,
             cluster,
             minutes=limit,
             show=lambda _: taker.look(),
@@ -114,125 +113,110 @@ def supervise(run_dir: Path, minutes: int = 0) -> int:
         try:
             results = supervisor.run()
         except NotFromHere as error:
-            log.note(hand_over(entered, f"sbatch takes nothing from this node ({error})"))
+            log.note(hand_over(run_dir, f"sbatch takes nothing from this node ({error})"))
             return 0
         log.note(after_run.wait())
     return 0 if results is None or is_done(results) else 1
 
 
-def tell_alarms(run_dir: Path) -> int:
+def tell_alarms(run_dir: RunDir) -> int:
     """Tell people of the alarms of a run's training that they do not know."""
     from coordinate_eval.coordinator.cli.inquire.alarms import tell_alarms as tell
     from coordinate_eval.coordinator.history.telling import TURN_SECONDS
     from coordinate_eval.coordinator.inputs.checkpoints.saved import training_of
     from coordinate_eval.coordinator.run.records import read_run
 
-    end_with_parent_if_asked()
-    run = read_run(enter(run_dir))
+    run = read_run(run_dir)
     wrong = tell(run.settings, training_of(run.checkpoint.path), patience=TURN_SECONDS)
     for line in wrong:
         print(line, flush=True)
     return int(bool(wrong))
 
 
-def submit(run_dir: Path) -> None:
+def submit(run_dir: RunDir) -> None:
     """Submit what waits in the spool beside a run, for its supervisor."""
     from coordinate_eval.coordinator.cli.launch.spooled import submit_waiting
     from coordinate_eval.coordinator.run.records import read_run
 
-    submit_waiting(read_run(enter(run_dir)).settings)
+    submit_waiting(read_run(run_dir).settings)
 
 
-def keep(run_dir: Path, node: str, round_number: int = 0, minutes: int = 60) -> int:
+def keep(run_dir: RunDir, node: str, round_number: int = 0, minutes: int = 60) -> int:
     """Hold the weights in a node's memory."""
     from coordinate_eval.coordinator.workers.on_node.keeper import run_keeper
 
-    end_with_parent_if_asked()
-    return run_keeper(enter(run_dir), node, round_number, minutes)
+    return run_keeper(run_dir, node, round_number, minutes)
 
 
-def sweep(run_dir: Path) -> None:
+def sweep(run_dir: RunDir) -> None:
     """Remove what killed processes left in this node's memory."""
     from coordinate_eval.coordinator.run.records import read_run
     from coordinate_eval.coordinator.workers.on_node import node_memory
 
-    root = read_run(enter(run_dir)).settings.stage.folder
+    root = read_run(run_dir).settings.stage.folder
     for folder in node_memory.remove_abandoned(node_memory.user_folder(root)):
         print(f"removed {folder}")
 
 
 def trial(
-    run_dir: Path, node: str, round_number: int = 0, minutes: int = 60, keeps: int = 0
+    run_dir: RunDir, node: str, round_number: int = 0, minutes: int = 60, keeps: int = 0
 ) -> int:
     """Run one engine on its GPUs. With `keeps`, no keeper copies the weights for it."""
     from coordinate_eval.coordinator.workers.trial import run_trial
 
-    end_with_parent_if_asked()
-    return run_trial(enter(run_dir), node, round_number, minutes, keeps=bool(keeps))
+    return run_trial(run_dir, node, round_number, minutes, keeps=bool(keeps))
 
 
 def node(
-    run_dir: Path, node: str, round_number: int = 0, minutes: int = 60, trials: int = 1
+    run_dir: RunDir, node: str, round_number: int = 0, minutes: int = 60, trials: int = 1
 ) -> int:
     """Run keeper and trials of a node that is given out whole."""
     from coordinate_eval.coordinator.workers.on_node.whole_node import run_node
 
-    return run_node(enter(run_dir), node, round_number, minutes, trials)
+    return run_node(run_dir, node, round_number, minutes, trials)
 
 
-def build(run_dir: Path) -> int:
+def build(run_dir: RunDir) -> int:
     """Build requests that a run misses."""
-    with _giving_signs_of_life(run_dir) as entered:
+    with signs_of_life(run_dir):
         from coordinate_eval.coordinator.workers.builder import run_builder
 
-        return run_builder(entered)
+        return run_builder(run_dir)
 
 
-def metric(run_dir: Path) -> int:
+def metric(run_dir: RunDir) -> int:
     """Answer questions of metrics."""
     from coordinate_eval.evaluators.sandbox.inside import show
 
     # Where nothing confines programs, they share this process's user.
     show(False)
-    with _giving_signs_of_life(run_dir) as entered:
+    with signs_of_life(run_dir):
         from coordinate_eval.coordinator.workers.metric import run_metric
 
-        return run_metric(entered)
+        return run_metric(run_dir)
 
 
-def judge(run_dir: Path) -> int:
+def judge(run_dir: RunDir) -> int:
     """Ask the judge what metrics want to know."""
-    with _giving_signs_of_life(run_dir) as entered:
+    with signs_of_life(run_dir):
         from coordinate_eval.coordinator.workers.judging.judge import run_judge
 
-        return run_judge(entered)
+        return run_judge(run_dir)
 
 
-def serve(run_dir: Path, model: Path, socket: Path) -> None:
+def serve(run_dir: RunDir, model: Path, socket: Path) -> None:
     """Serve the checkpoint that judges, for the job that asks it."""
     from coordinate_eval.coordinator.workers.judging.own_server import serve
 
-    end_with_parent_if_asked()
-    serve(enter(run_dir), model, socket)
+    serve(run_dir, model, socket)
 
 
-def score(run_dir: Path) -> int:
+def score(run_dir: RunDir) -> int:
     """Score datasets as their responses and answers come."""
-    with _giving_signs_of_life(run_dir) as entered:
+    with signs_of_life(run_dir):
         from coordinate_eval.coordinator.workers.scorer import run_scorer
 
-        return run_scorer(entered)
-
-
-@contextlib.contextmanager
-def _giving_signs_of_life(run_dir: Path) -> Iterator[RunDir]:
-    """Enter a run, and give signs of life during the block, in which imports take long."""
-    from coordinate_eval.coordinator.workers.signals import signs_of_life
-
-    end_with_parent_if_asked()
-    entered = enter(run_dir)
-    with signs_of_life(entered):
-        yield entered
+        return run_scorer(run_dir)
 
 
 def examine(folder: Path, name: str, role: str) -> None:
@@ -240,7 +224,6 @@ def examine(folder: Path, name: str, role: str) -> None:
     from coordinate_eval.coordinator.doctor.findings import Role
     from coordinate_eval.coordinator.doctor.in_jobs import answer
 
-    end_with_parent_if_asked()
     answer(folder, name, Role(role))
 
 
@@ -248,11 +231,10 @@ def gather(folder: Path, world: str, node: str) -> None:
     """Take part in a world of `coordinate-eval doctor --nodes`."""
     from coordinate_eval.coordinator.doctor import gather as nodes_part
 
-    end_with_parent_if_asked()
     nodes_part.gather(folder, world, node)
 
 
-def guard(run_dir: Path) -> None:
+def guard(run_dir: RunDir) -> None:
     """Say on stdout, as a line of JSON, why the tensors of a run's checkpoint are refused."""
     import json
 
@@ -261,8 +243,7 @@ def guard(run_dir: Path) -> None:
     from coordinate_eval.coordinator.run import lease
     from coordinate_eval.coordinator.run.records import read_run
 
-    end_with_parent_if_asked()
-    run = read_run(enter(run_dir))
+    run = read_run(run_dir)
     checkpoint = lease.leased(run)
     cache = Path(run.settings.cache_dir).expanduser()
     found = guards.judge(checkpoint, reading.source(checkpoint), cache)
@@ -279,7 +260,6 @@ def guard_training(folder: Path, minutes: int = 0) -> int:
         run_guard,
     )
 
-    end_with_parent_if_asked()
     guard_dir = open_guard(folder)
     began = float(os.environ.get(STARTED_VARIABLE) or time.time())
     limit = minutes - (time.time() - began) / 60 if minutes else float("inf")
@@ -297,7 +277,6 @@ def examine_checkpoint(path: Path) -> None:
     """Say on stdout, as a line of JSON, whether a training can begin from a checkpoint."""
     from coordinate_eval.coordinator.training.guarding.healthy import examine as examine_path
 
-    end_with_parent_if_asked()
     sys.stdout.write(examine_path(path).line())
 
 
@@ -306,7 +285,6 @@ def test_nodes(folder: Path, nodes: str, partition: str = "") -> int:
     from coordinate_eval.coordinator.cli.upkeep.doctor import find_bad_nodes
     from coordinate_eval.coordinator.training.guarding.guard_job import open_guard, read_guarded
 
-    end_with_parent_if_asked()
     settings = read_guarded(open_guard(folder)).settings
     if partition:
         slurm = settings.slurm.model_copy(update={"partition": partition})
@@ -350,8 +328,6 @@ COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "_evaluate": evaluate,
 }
 """The commands of jobs. What they return is their exit status; None is success."""
-
-_WITHOUT_RUN = (examine, gather, guard_training, examine_checkpoint, test_nodes, evaluate)
 
 
 class _Log:
