@@ -19,6 +19,8 @@ class Shelf(MemoryFileSystem):  # type: ignore[misc]  # it has no types
     listed: list[str] = []  # noqa: RUF012
     before: Callable[[str, int], None] | None = None
     tagging = True
+    crowded = ""
+    """A folder with more names than are read."""
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -32,6 +34,8 @@ class Shelf(MemoryFileSystem):  # type: ignore[misc]  # it has no types
 
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
         Shelf.listed.append(path)
+        if path == Shelf.crowded:
+            return [{"name": f"{path}/{n}", "size": 1, "type": "file"} for n in range(60_000)]
         return [self._tagged(each) for each in super().ls(path, detail=True, **kwargs)]
 
     def info(self, path: str, **kwargs: Any) -> Any:
@@ -57,7 +61,7 @@ def new_shelf() -> type[Shelf]:
     Shelf.pseudo_dirs[:] = [""]
     Shelf.read.clear()
     Shelf.listed.clear()
-    Shelf.before, Shelf.tagging = None, True
+    Shelf.before, Shelf.tagging, Shelf.crowded = None, True, ""
     return Shelf
 
 

@@ -66,13 +66,15 @@ def after_save(
     ranks or a thread still write into it. It acts on rank 0 and never raises. A process of its own
     calls `coordinate-eval PATH --queue`, again for a while where the checkpoint is not whole yet,
     or the scheduler is silent or takes no more jobs, and writes what it says to
-    `PATH.evaluation.log`. Without `sbatch`, as in most containers, it writes a request, which
-    `coordinate-eval watch` or a supervisor of yours submits. What was refused is asked for once
+    `PATH.evaluation.log`, of a checkpoint in a store only to the logger below. Without `sbatch`, as
+    in most containers, it writes a request, which `coordinate-eval watch` or a supervisor of yours
+    submits. What was refused is asked for once
     more after a later save is taken. What came of it, or why nothing was done, goes to the logger
     `coordinate_eval`: warnings for what went wrong.
 
     Args:
-        path: the checkpoint: the folder or file that training has saved.
+        path: the checkpoint: the folder or file that training has saved, or its URL, such as
+            "s3://bucket/run/step-1000", once something of it is there.
         step: the training step, for the tables of scores; by default the name of the checkpoint
             tells it.
         suite: a shipped suite's name, or a suite file; by default that of the settings.
@@ -97,17 +99,29 @@ def after_save(
         if number != 0:
             log.debug("rank %d leaves the evaluation of %s to rank 0", number, path)
             return None
-        if "://" in os.fspath(path):
-            log.warning(
-                "no evaluation of %s: run `coordinate-eval URL` for what is in a store", path
-            )
+        if (place := _place(os.fspath(path), log)) is None:
             return None
-        place = os.path.abspath(path)  # noqa: PTH100 - keeps links
         given = [*map(str, options), *(() if keep else ("--no-keep",))]
         return _submit(place, step, suite, given, log, average=average)
     except Exception as error:
         log.warning("no evaluation of %s: %s: %s", path, type(error).__name__, error)
         return None
+
+
+def _place(path: str, log: logging.Logger) -> str | None:
+    """Return the absolute path of a checkpoint, or its URL; None if the URL is refused."""
+    from coordinate_eval import _urls
+    from coordinate_eval.errors import UserError
+
+    try:
+        return _urls.of_store(path) or os.path.abspath(path)  # noqa: PTH100 - keeps links
+    except UserError as error:  # without the password that the URL may have
+        log.warning("no evaluation: %s", error)
+        return None
+
+
+def _is_url(place: str) -> bool:
+    return not place.startswith("/")
 
 
 def _rank() -> int:
@@ -134,7 +148,7 @@ def _submit(
     import shutil
     import threading
 
-    if not os.path.isdir(os.path.dirname(path)):  # noqa: PTH112, PTH120
+    if not (_is_url(path) or os.path.isdir(os.path.dirname(path))):  # noqa: PTH112, PTH120
         log.warning("no evaluation of %s: there is no such file or folder", path)
         return None
     given = [*options]
@@ -176,12 +190,15 @@ def _start(
 
     said: BinaryIO
     try:
+        if _is_url(path):
+            raise FileNotFoundError(0, "no log is written into a store")
         output = Path(f"{path}.evaluation.log")
         written = os.fdopen(_owner.open_log(output), "ab")
         said = os.fdopen(_owner.open_file(output), "rb")
         said.seek(0, os.SEEK_END)
     except (OSError, ForeignError) as error:  # a log is no reason to lose an evaluation
-        log.warning("evaluation of %s: only this log has its output: %s", path, error)
+        told = log.debug if _is_url(path) else log.warning
+        told("evaluation of %s: only this log has its output: %s", path, error)
         said = tempfile.TemporaryFile()  # noqa: SIM115 - it is read when the process has ended
         written = os.fdopen(os.dup(said.fileno()), "ab")
     with written:
@@ -212,7 +229,7 @@ def _follow(
     for earlier, the_same in again.items():
         _not_taken.pop(earlier, None)
         try:
-            if os.path.lexists(earlier):
+            if _is_url(earlier) or os.path.lexists(earlier):
                 _all_taken(earlier, the_same, _start(earlier, the_same[0], log), log, again=False)
         except Exception as error:
             log.warning("no evaluation of %s: %s: %s", earlier, type(error).__name__, error)

@@ -102,6 +102,23 @@ def test_nobody_else_can_write_to_the_log_of_a_training_job_without_umask(
     assert (tmp_path / "step-100.evaluation.log").stat().st_mode & 0o777 == 0o644
 
 
+def test_of_a_checkpoint_in_a_store_the_url_is_asked_for(
+    command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "coordinate_eval")
+    command.does("echo submitted")
+    coordinate_eval.after_save("s3://bucket/run/step-100/", average="last:2")
+    ended()
+    url = "s3://bucket/run/step-100"
+    assert messages(caplog, logging.INFO) == [f"evaluation of {url}: submitted"] * 2
+    assert command.arguments().count(url) == 2
+    assert list(tmp_path.glob("*.log")) == []
+    coordinate_eval.after_save("s3://user:secret@bucket/run")
+    (said,) = messages(caplog, logging.WARNING)
+    assert "password" in said
+    assert "secret" not in said
+
+
 @pytest.mark.parametrize("options", [["--cluster", "local"], ["--cluster=local"]])
 def test_another_cluster(command: Command, tmp_path: Path, options: list[str]) -> None:
     coordinate_eval.after_save(tmp_path / "x", options=options)

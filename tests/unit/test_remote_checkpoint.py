@@ -1,6 +1,8 @@
 """Checkpoints in a store: found, described and staged as the same files of a folder are."""
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +11,14 @@ import pytest
 from tests.stores import Shelf, new_shelf, put
 from tests.tiny import sharded, tiny_model
 
-from coordinate_eval.coordinator.inputs.checkpoints import adapter, remote
+from coordinate_eval.coordinator.inputs.checkpoints import (
+    adapter,
+    kept_files,
+    remote,
+)
+from coordinate_eval.coordinator.inputs.checkpoints.average import members, up_to
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect, named
+from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, look
 from coordinate_eval.coordinator.inputs.folders import check_new, check_writable
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.workers.on_node import fetching
@@ -180,8 +188,105 @@ def test_a_folder_of_many_checkpoints_is_said_after_a_few_requests() -> None:
         Shelf().pipe(f"shelf://bucket/runs/step-{step}/model.safetensors", b"weights")
     with pytest.raises(UserError, match="20 or more checkpoints") as raised:
         inspect(Path("shelf://bucket/runs"))
-    assert "coordinate-eval watch" not in str(raised.value)
+    assert "coordinate-eval watch shelf://bucket/runs" in str(raised.value)
     assert len(Shelf.listed) < 30
+    assert max(saved.step or 0 for saved in look(Path("shelf://bucket/runs"), Pattern(None))) == 29
+
+
+def test_a_folder_of_more_names_than_any_checkpoint_has_is_refused() -> None:
+    Shelf().pipe("shelf://bucket/runs/a/model.safetensors", b"weights")
+    Shelf.crowded = "/bucket/runs"
+    with pytest.raises(UserError, match=r"shelf://bucket/runs has more than 50,000 names"):
+        inspect(Path("shelf://bucket/runs"))
+    with pytest.raises(UserError, match=r"no config\.json"):  # it is above, and may hold anything
+        inspect(Path("shelf://bucket/runs/a"))
+
+
+def test_what_is_saved_in_a_store_is_seen_as_in_a_folder(tmp_path: Path) -> None:
+    for name in ("step-1/a", "step-1/STABLE", "step-2/a", "step-2/rank-0/b", "logs/c", "step-3"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    url = put(tmp_path, "shelf://bucket/run")
+
+    def found() -> list[tuple[str, int | None, str | None]]:
+        return [(each.path.name, each.step, each.lacks) for each in look(url, Pattern(None))]
+
+    assert found() == [("step-2", 2, "STABLE"), ("step-1", 1, None)]
+    assert found() == [(s.path.name, s.step, s.lacks) for s in look(tmp_path, Pattern(None))]
+    before = {each.path: each.state for each in look(url, Pattern(None))}
+    Shelf().pipe("shelf://bucket/run/step-2/rank-0/b", b"step-2/rank-0/c")
+    after = {each.path: each.state for each in look(url, Pattern(None))}
+    assert [path.name for path in after if after[path] != before[path]] == ["step-2"]
+    with pytest.raises(UserError, match=r"shelf://bucket/none cannot be read: the store has noth"):
+        look(Path("shelf://bucket/none"), Pattern(None))
+
+
+def test_an_average_is_staged_as_that_of_folders(folder: Path, tmp_path: Path, root: Path) -> None:
+    pytest.importorskip("torch")
+    urls = [put(folder, f"shelf://bucket/run/step-{step}") for step in (10, 20)]
+    soup = "average: [step-10, ../run/step-20]"
+    Shelf().pipe("shelf://bucket/run/soup.yaml", soup.encode())
+    (tmp_path / "soup.yaml").write_text(f"average: [{', '.join(map(str, urls))}]")
+    found = inspect(members(urls, None), cache=tmp_path)
+    place = r"shelf://bucket/run/average of 2: step-10…step-20 \([0-9a-f]{6}\)"
+    assert re.fullmatch(place, found.path)
+    assert found.remote
+    assert inspect(up_to(urls[1], 2), cache=tmp_path) == found
+    for file in (Path("shelf://bucket/run/soup.yaml"), tmp_path / "soup.yaml"):
+        assert inspect(file, cache=tmp_path).identity == found.identity
+    other = members([urls[0], folder, Path("shelf://other/step-20")], None)
+    assert str(other.place).startswith("shelf://other/average of 3: step-10…step-20")
+    kept = StagedWeights(str(root), "run", "node")
+    with kept.hold():
+        assert kept.copy(found)
+        averaged = staged(kept)
+    alone = StagedWeights(str(root), "run", "other")
+    with alone.hold():
+        assert alone.copy(inspect(folder))
+        whole = staged(alone)
+    assert averaged["config.json"] == whole["config.json"]
+    assert _tensors(averaged, tmp_path) == _tensors(whole, tmp_path)
+
+
+def _tensors(files: dict[str, bytes], folder: Path) -> dict[str, list[float]]:
+    """Read the tensors of safetensors, of which there may be several files."""
+    load = pytest.importorskip("safetensors.torch").load
+    return {
+        name: tensor.float().flatten().tolist()
+        for file, content in files.items()
+        if file.endswith(".safetensors")
+        for name, tensor in load(content).items()
+    }
+
+
+def test_a_file_above_says_what_stands_in(folder: Path, tmp_path: Path) -> None:
+    whole = inspect(put(folder, "shelf://bucket/model"), cache=tmp_path)
+    url = put(folder, "shelf://bucket/all/run/step-10")
+    for file in list(Shelf.store):
+        if file.startswith("/bucket/all/") and not file.endswith((".safetensors", ".index.json")):
+            del Shelf.store[file]
+    with pytest.raises(UserError, match=r"no config\.json.*coordinate-eval\.yaml"):
+        inspect(url, cache=tmp_path)
+    said = b"config: ../model/config.json\ntokenizer: shelf://bucket/model\n"
+    Shelf().pipe("shelf://bucket/all/coordinate-eval.yaml", said)
+    assert inspect(url, cache=tmp_path).files == whole.files  # copies are known by content
+    for path in ("/etc/passwd", "../../../../etc/passwd"):
+        Shelf().pipe("shelf://bucket/all/coordinate-eval.yaml", f"tokenizer: {path}".encode())
+        with pytest.raises(UserError, match="names no local files"):
+            inspect(url, cache=tmp_path)
+
+
+def test_copies_that_no_run_needs_are_removed_after_a_day(
+    found: Checkpoint, tmp_path: Path
+) -> None:
+    kept_files.remove_unused(tmp_path / "cache", [], 0)
+    (folder,) = {Path(file).parent for file in found.files}
+    assert folder.is_dir()
+    os.utime(folder, (0, 0))
+    kept_files.remove_unused(tmp_path / "cache", found.all_files, 0)
+    assert folder.is_dir()
+    kept_files.remove_unused(tmp_path / "cache", [], 0)
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("name", ["/{}", "a::file", "x/../a::file:/{}"])

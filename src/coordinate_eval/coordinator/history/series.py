@@ -5,7 +5,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import NamedTuple
 
 from coordinate_eval._format import plural
@@ -16,6 +15,7 @@ from coordinate_eval.coordinator.history.columns import (
 )
 from coordinate_eval.coordinator.history.measured import Measured
 from coordinate_eval.coordinator.history.rows import Row, by_columns, rows_of
+from coordinate_eval.coordinator.inputs.checkpoints import remote
 from coordinate_eval.coordinator.inputs.checkpoints.saved import name_before_step
 from coordinate_eval.coordinator.report.main_metric import Member, why_unlike
 from coordinate_eval.errors import UserError
@@ -233,8 +233,7 @@ def _without(found: Series) -> Iterator[str]:
 
 def _is_of(folder: str, name: str) -> bool:
     """Return whether a training is named: its folder or one above, or the end of their paths."""
-    training = Path(folder)
-    given = Path(name)
+    training, given = remote.located(folder), remote.located(name)
     if given.is_absolute() or given.exists():
         absolute = given.absolute()
         return training.is_relative_to(absolute) or training.is_relative_to(given.resolve())

@@ -47,7 +47,8 @@ def take(run_dir: RunDir, run: Run) -> bool:
     does not allow links.
     """
     lease, wanted = run.lease, run.settings.stage.keep and not run.settings.engine.elsewhere
-    if not wanted or not any(map(_is_linkable, run.checkpoint.all_weights)):
+    there = lease.parent.parent.is_dir()  # not of an average that is in a store
+    if not (wanted and there and any(map(_is_linkable, run.checkpoint.all_weights))):
         return False
     try:
         remove_abandoned(lease.parent)

@@ -147,8 +147,9 @@ class Run(Planned):
         """Return the folder of the run's lease on its checkpoint: see `lease.py`.
 
         It is in the folder that training fills, and not in one that training deletes with a step.
+        That of a store is no folder of a file system.
         """
-        folder = Path(training_of(self.checkpoint.path), f".coordinate-eval-{os.geteuid()}")
+        folder = Path("/", training_of(self.checkpoint.path), f".coordinate-eval-{os.geteuid()}")
         return folder / f"{self.id}-{self.nonce}"
 
     @property

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import typer
 
@@ -14,6 +13,7 @@ from coordinate_eval.coordinator.history import telling
 from coordinate_eval.coordinator.history.alarms import Alarm, alarms
 from coordinate_eval.coordinator.history.measured import Measured
 from coordinate_eval.coordinator.history.series import Series, series
+from coordinate_eval.coordinator.inputs.checkpoints import remote
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.supervisor.after_run import with_our_command
@@ -64,7 +64,7 @@ def tell_alarms(settings: Settings, folder: str, *, patience: float) -> list[str
     wrong = []
     try:
         known, _ = load(settings)
-        found = series(each for each in known if Path(each.training).is_relative_to(folder))
+        found = series(each for each in known if remote.is_below(each.training, folder))
         for each, raised in alarms_of(known, found, None)[0]:
             wrong += telling.tell(settings.runs_dir, each, raised, by, patience=patience)
     except (CoordinateError, OSError) as error:

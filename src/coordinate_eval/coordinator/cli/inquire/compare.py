@@ -32,6 +32,7 @@ from coordinate_eval.coordinator.comparison.gate import (
 )
 from coordinate_eval.coordinator.history.measured import measure
 from coordinate_eval.coordinator.history.series import series
+from coordinate_eval.coordinator.inputs.checkpoints import remote
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of, training_of
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -91,7 +92,7 @@ def find_run(name: str, settings: Settings) -> RunDir:
     try:
         return find(name, settings)
     except UserError:
-        path = str(Path(name).resolve())
+        path = str(remote.located(name).resolve())
         for run_dir, run in find_all(settings)[0]:
             if run.checkpoint.path in (name, path):
                 return run_dir

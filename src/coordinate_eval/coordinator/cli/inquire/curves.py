@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 from rich.markup import escape
@@ -15,6 +15,7 @@ from coordinate_eval.coordinator.history.curve import LEAST, SLOPE_STEPS, Curve,
 from coordinate_eval.coordinator.history.noise import Noise, noise_of
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import Column, Series, mean_column, series
+from coordinate_eval.coordinator.inputs.checkpoints import remote
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.errors import CoordinateError
 
@@ -26,7 +27,7 @@ def curve_lines(settings: Settings, folder: str) -> list[str]:
     """
     try:
         known, _ = load(settings)
-        found = series(each for each in known if Path(each.training).is_relative_to(folder))
+        found = series(each for each in known if remote.is_below(each.training, folder))
     except (CoordinateError, OSError):
         return []
     trainings = list(dict.fromkeys(row.training for row in found.rows))

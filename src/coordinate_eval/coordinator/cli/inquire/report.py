@@ -25,6 +25,7 @@ from coordinate_eval.coordinator.history.columns import item_error
 from coordinate_eval.coordinator.history.measured import Measured as Kept
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import Series, mean_column, series
+from coordinate_eval.coordinator.inputs.checkpoints import remote
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.results import read_results
@@ -135,7 +136,7 @@ def _chosen(
     try:
         base = series(known, [against], suite).rows
     except UserError:
-        named = (against, str(Path(against).resolve()))
+        named = (against, str(remote.located(against).resolve()))
         every = series(known, suite=suite).rows
         base = [row for row in every if row.checkpoint in named or against in row.runs][:1]
         if not base:

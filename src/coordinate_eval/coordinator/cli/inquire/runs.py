@@ -17,6 +17,7 @@ from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.coordinator.cli.output import new_table, out, say, table_console, write_json
 from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.checkpoints import remote
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
@@ -85,6 +86,7 @@ def find_all(
     found: list[Found] = []
     problems: list[str] = []
     roots = _roots(Path(settings.runs_dir).expanduser())
+    folder = None if folder is None else remote.located(folder)
     inside = None if folder is None else (folder.absolute(), folder.resolve())
     # A run with --run-dir is linked into `runs_dir`, where it may lie itself.
     for root in dict.fromkeys(root.resolve() for root in roots):
@@ -94,7 +96,7 @@ def find_all(
         except (RecordError, ForeignError, OSError) as error:
             problems.append(str(error))
             continue
-        path = Path(run.checkpoint.path)
+        path = remote.located(run.checkpoint.path)
         if suite in (None, run.suite.name) and (
             inside is None or any(path.is_relative_to(each) for each in inside)
         ):

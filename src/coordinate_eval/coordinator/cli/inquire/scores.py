@@ -7,7 +7,7 @@ import csv
 import io
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +19,7 @@ from coordinate_eval.coordinator.cli.inquire.runs import Found, find, find_all, 
 from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.options.parsing import output_option
 from coordinate_eval.coordinator.cli.output import new_table, out, say, table_console, write_json
+from coordinate_eval.coordinator.inputs.checkpoints import remote
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -187,7 +188,7 @@ def _row(run_dir: RunDir, run: Run, metric: str | None) -> dict[str, Any]:
         "run": run.id,
         "dir": str(run_dir.root),
         "checkpoint": run.checkpoint.path,
-        "training": str(Path(run.checkpoint.path).parent),
+        "training": str(remote.located(run.checkpoint.path).parent),
         "suite": run.suite.name,
         "created": run.created,
         "complete": state.is_complete(run_dir),

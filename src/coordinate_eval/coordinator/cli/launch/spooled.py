@@ -169,6 +169,7 @@ def _as_seen_here(spooled: Spooled, settings: Settings) -> Spooled:
         (os.path.expanduser(mount.source), mount.target)  # noqa: PTH111 - keeps its text
         for mount in settings.container.mounted
     ]
+    remote.forget()
     for each in (spooled, spooled.outside(mounts)):
         path = remote.located(each.checkpoint)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -180,12 +181,12 @@ def _as_seen_here(spooled: Spooled, settings: Settings) -> Spooled:
     raise UserError(
         f"{spooled.checkpoint} is not the folder here that it was where the evaluation was asked "
         "for: say where the container had it from, as [container] mounts = "
-        f'["SOURCE:{Path(spooled.checkpoint).parent}"]'
+        f'["SOURCE:{remote.located(spooled.checkpoint).parent}"]'
     )
 
 
 def _absolute(path: Path | None) -> str | None:
-    return None if path is None else str(path.absolute())
+    return None if path is None else str(remote.located(path).absolute())
 
 
 class Taker:

@@ -130,11 +130,7 @@ def watch_command(
 
     if (as_json or dry_run) and not once:
         raise UserError("--json and --dry-run tell of one look: add --once")
-    if folder is not None and isinstance(remote.located(folder), remote.RemotePath):
-        raise UserError(
-            f"{remote.located(folder)} is in a store, and only folders of a file system are "
-            "watched. Call `coordinate-eval URL` for each checkpoint, such as at the end of a save"
-        )
+    folder = None if folder is None else remote.located(folder)
     if log is not None:
         streams.log_to(log, "requests" if folder is None else quoted(folder))
     settings, suite = dataclasses.replace(asked, queue=True).load(settings_file)

@@ -16,6 +16,7 @@ from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.coordinator.cli.output import say
 from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.inputs import clusters
+from coordinate_eval.coordinator.inputs.checkpoints import kept_files
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
@@ -111,7 +112,15 @@ def prune(settings: Settings, older_than: float | None, keep: int | None, *, yes
         for folder in {run.lease.parent for _, run in found}:
             lease.remove_abandoned(folder)
         remove_leftovers(Path(settings.runs_dir).expanduser())
+        _remove_copies(settings, (older_than or 0) * DAY_SECONDS)
     return int(failed)
+
+
+def _remove_copies(settings: Settings, seconds: float) -> None:
+    """Remove what was copied from stores for runs that are gone, and not used for so long."""
+    cache = Path(settings.cache_dir).expanduser()
+    needed = [file for _, run in find_all(settings)[0] for file in run.checkpoint.all_files]
+    kept_files.remove_unused(cache, needed, seconds)
 
 
 def _chosen(found: Sequence[Found], older_than: float | None, settings: Settings) -> list[Chosen]:

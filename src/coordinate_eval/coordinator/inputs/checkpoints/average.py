@@ -193,20 +193,22 @@ class Members(NamedTuple):
         It is in the folder that all are in. Its name has the first and the last of them, and what
         tells other members and weights.
         """
-        if any(isinstance(path, remote.RemotePath) for path in map(remote.located, self.paths)):
-            raise UserError(
-                "an average is of checkpoints in a file system, and one of these is in a store. "
-                "Copy them where compute nodes see them, and give those paths"
-            )
-        whole = [os.path.realpath(path) for path in self.paths]
-        folder = os.path.commonpath([os.path.dirname(each) for each in whole])  # noqa: PTH120
+        whole = [
+            path if isinstance(path, remote.RemotePath) else Path(os.path.realpath(path))
+            for path in map(remote.located, self.paths)
+        ]
+        around = [each for each in whole[-1].parents if each.is_absolute()]
+        common = (each for each in around if all(each in path.parents for path in whole))
+        folder = next(common, None)  # none of several buckets, or of a bucket and a file system
         first, last = (
-            os.path.relpath(each, folder).replace("/", "-") for each in (whole[0], whole[-1])
+            str(each.relative_to(folder)).replace("/", "-") if folder else each.name
+            for each in (whole[0], whole[-1])
         )
         total = math.fsum(self.weights)
-        told = [whole, [f"{weight / total:.9g}" for weight in self.weights]]
+        told = [list(map(str, whole)), [f"{weight / total:.9g}" for weight in self.weights]]
         digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:_DIGITS]
-        return Path(folder, f"average of {len(whole)}: {first}…{last} ({digest})")
+        name = f"average of {len(whole)}: {first}…{last} ({digest})"
+        return (folder or whole[-1].parent) / name
 
 
 def members(paths: Sequence[Path], weights: Sequence[float] | None) -> Members:
@@ -257,8 +259,8 @@ def up_to(path: Path, most: int) -> Path | Members:
     Raises:
         UserError: Its name tells no step, or its folder cannot be read.
     """
-    place = path.resolve()
-    training = Path(training_of(str(place)))
+    place = remote.located(path).resolve()
+    training = remote.located(training_of(str(place)))
     step = step_of(str(place))
     if step is None:
         raise UserError(
@@ -299,7 +301,7 @@ def read_file(file: Path) -> Members:
         raise UserError(f"{file}: average must be a list of checkpoints")
     given = _numbers(file, weights)
     try:
-        return members([file.parent / each for each in paths], given)
+        return members([remote.joined(file.parent, each) for each in paths], given)
     except UserError as error:
         raise UserError(f"{file}: {error}") from error
 

@@ -6,7 +6,7 @@ Files that are missing, torn or still being written are reported before anything
 import contextlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from coordinate_eval import _format
 from coordinate_eval._format import brief
@@ -28,6 +28,8 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Sourc
 from coordinate_eval.coordinator.inputs.checkpoints.model.layers import LAYERS
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import CheckpointFormat
+
+_OR_NAMED: Final = f". A {folder_file.NAME} in the folder of the checkpoints can name it, too: "
 
 
 class Found(NamedTuple):
@@ -181,7 +183,7 @@ def find_config(
             return params
     raise UserError(
         f"{where} has no config.json. Put the model's there in Hugging Face's format, or give "
-        f"--config FILE{_or_named(where, 'config: FILE')}"
+        f"--config FILE{_OR_NAMED}config: FILE"
     )
 
 
@@ -199,15 +201,8 @@ def find_tokenizer(place: Path, beside: list[Path], given: Path | None) -> list[
             return checkpoint_files.present(folder, checkpoint_files.TOKENIZER_FILES)
     raise UserError(
         f"{where} has no tokenizer (tokenizer.json, tokenizer.model, or vocabulary files). Put "
-        f"the model's there, or give --tokenizer FOLDER{_or_named(where, 'tokenizer: FOLDER')}"
+        f"the model's there, or give --tokenizer FOLDER{_OR_NAMED}tokenizer: FOLDER"
     )
-
-
-def _or_named(where: Path, line: str) -> str:
-    """Return the end of an advice: the file that may name what is missing, if it is read there."""
-    if isinstance(where, remote.RemotePath):
-        return ""
-    return f". A {folder_file.NAME} in the folder of the checkpoints can name it, too: {line}"
 
 
 def _where_to_look(place: Path, beside: list[Path], given: Path | None) -> tuple[Path, list[Path]]:
@@ -215,7 +210,7 @@ def _where_to_look(place: Path, beside: list[Path], given: Path | None) -> tuple
     if given is None:
         return place, beside
     try:
-        where = given.resolve(strict=True)
+        where = remote.located(given).resolve(strict=True)
     except (FileNotFoundError, RuntimeError, ValueError) as error:
         raise UserError(f"{given} does not exist") from error
     return where, [where if where.is_dir() else where.parent]

@@ -5,7 +5,9 @@ folder that can be listed, and opens as a `RemoteFile`, which is read at offsets
 of stores. The bytes come from `fsspec`, whatever its protocol, and so do credentials: from the
 environment and the configuration files of whoever runs this process. They are never in a path.
 
-What is listed stays known until `forget`, so that a folder is listed once for all questions.
+What is listed stays known until `forget`, so that a folder is listed once for all questions. The
+first question about a folder's content is about one name, and does not list it: the folders above
+a checkpoint may hold anything.
 """
 
 import contextlib
@@ -13,28 +15,17 @@ import functools
 import io
 import os
 import random
-import re
 import stat
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path, PosixPath
 from typing import Any, Final, NamedTuple
 
+from coordinate_eval import _urls
 from coordinate_eval._format import brief
 from coordinate_eval.errors import UserError
-
-_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL | re.IGNORECASE)
-"""A URL, of which a path has one slash of the two."""
-
-_CHAINED = re.compile(r"[a-z0-9+.-]+::.*:/", re.DOTALL | re.IGNORECASE)
-"""URLs of fsspec that say how another one is read, such as `simplecache::s3://bucket/run`."""
-
-_SECRET = re.compile(r"^[^/@]*:(?!\d+/)[^@]*@|\?[^/]*=")  # keys of AWS have slashes; a port is none
-_MASKED = re.compile(r"(?<=://)(?:[^/@\s:]*:(?!\d+/)[^@\s]*|[^/@\s]*)@|\?[^\s'\"]*")
-
-_CHAIN: Final = "::"
-"""Behind it, fsspec takes a URL of another protocol, such as `dir://::file:///home`."""
 
 _PACKAGES: Final = {
     "s3": "s3fs",
@@ -51,9 +42,6 @@ _PACKAGES: Final = {
 }
 """The packages that give fsspec its protocols."""
 
-_NO_FOLDERS: Final = {"http", "https", "file", "local", "memory", "data", "ftp"}
-"""Protocols whose files cannot be listed with their sizes from every node, or are local."""
-
 _TAGS: Final = ("ETag", "etag", "generation", "blob_id", "checksum")
 _TIMES: Final = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 """What fsspec's file systems call the version of an object, and the time of its last change."""
@@ -64,7 +52,15 @@ HEAD_BYTES: Final = 256 << 10
 _FIRST_BYTES: Final = 4 << 10  # of other files, whose headers are at their ends or elsewhere
 
 _SMALL_AHEAD: Final = 32 << 20  # files beside the weights, in one request each
-_REQUESTS: Final = 16  # at once
+REQUESTS: Final = 16
+"""Requests at once."""
+
+MOST_NAMES: Final = 50_000
+"""Most names directly in a folder that is listed, a thousand with each request: three times those
+of a checkpoint of 16,384 ranks."""
+
+_LIST_SECONDS: Final = 30  # for a listing whose pages are not counted
+
 _PAUSES: Final = (0.5, 2.0, 8.0, 30.0, 60.0)
 """Seconds before a range is asked for again, half as long or half as long again by chance: nodes
 that a busy store has turned away come back one after another."""
@@ -76,6 +72,8 @@ class _Entry(NamedTuple):
     is_folder: bool
     size: int
     version: str
+    changed: float
+    """Time of its last change; 0 of a folder, and where the store does not tell it."""
 
 
 def located(path: Path | str) -> Path:
@@ -86,29 +84,27 @@ def located(path: Path | str) -> Path:
     """
     if isinstance(path, RemotePath):
         return path
-    text = str(path)
-    if (found := _URL.fullmatch(text)) is None and not _CHAINED.match(text):
-        return Path(path)
-    scheme, place = found.groups() if found else ("", text)
-    scheme = scheme.lower()
-    shown = masked(f"{scheme}://{place}" if found else re.sub(r"(?<!:):/+", "://", text))
-    if _SECRET.search(place):
-        raise UserError(
-            f"{shown}: the URL has a password or a query, which would be written into records and "
-            "logs. Give it without, and the credentials in the environment or in the "
-            "configuration of the store's own tools"
-        )
-    if scheme in _NO_FOLDERS or _CHAIN in place:
-        raise UserError(
-            f"{shown} is not in an object store whose folders can be listed. Copy the checkpoint "
-            "where login and compute nodes see it, and give that path"
-        )
-    return RemotePath(f"{scheme}:/{place.lstrip('/')}")
+    url = _urls.of_store(str(path))
+    return Path(path) if url is None else RemotePath(url.replace("://", ":/", 1))
 
 
-def masked(text: str) -> str:
-    """Return a text without the user names, passwords and queries of the URLs in it."""
-    return _MASKED.sub("…", text)
+def is_below(path: str, folder: str) -> bool:
+    """Return whether a path is that of a folder, or in it."""
+    return located(path).is_relative_to(located(folder))
+
+
+def joined(folder: Path, text: str) -> Path:
+    """Return the path that a file in `folder` names: a URL, or a path relative to the folder."""
+    path = located(text)
+    if isinstance(path, RemotePath) or not isinstance(folder, RemotePath):
+        return path if isinstance(path, RemotePath) else folder / path
+    path = located(os.path.normpath(os.path.join(folder, path)))  # noqa: PTH118 - keeps ..
+    if not isinstance(path, RemotePath):
+        raise UserError(
+            f"a file in {folder} names {brief(text)}: what is in a store names no local files. "
+            "Give a path relative to its own folder, or a URL"
+        )
+    return path
 
 
 class RemotePath(PosixPath):
@@ -116,6 +112,10 @@ class RemotePath(PosixPath):
 
     def __str__(self) -> str:
         return super().__str__().replace(":/", "://", 1)
+
+    def is_absolute(self) -> bool:
+        """Return whether it is in a bucket."""
+        return "://" in str(self)
 
     def absolute(self) -> "RemotePath":  # noqa: D102
         return self
@@ -127,11 +127,12 @@ class RemotePath(PosixPath):
         return self
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Return size and kind. Owner and times are not known."""
+        """Return size, kind and time of the last change. The owner is not known."""
         if (entry := _entry(self)) is None:
             raise FileNotFoundError(2, "no such object", str(self))
         mode = stat.S_IFDIR if entry.is_folder else stat.S_IFREG
-        return os.stat_result((mode, 0, 0, 1, 0, 0, entry.size, 0, 0, 0))
+        times = (0, *[int(entry.changed)] * 2, 0.0, *[entry.changed] * 2)
+        return os.stat_result((mode, 0, 0, 1, 0, 0, entry.size, *times))
 
     def lstat(self) -> os.stat_result:  # noqa: D102
         return self.stat()
@@ -152,6 +153,10 @@ class RemotePath(PosixPath):
         """Yield what is in the folder."""
         for name in _listed(str(self)):
             yield self / name
+
+    def open(self, *_: object, **__: object) -> "RemoteFile":  # type: ignore[override]
+        """Open the object for reading bytes."""
+        return opened(self, weights=False)
 
     def version(self) -> str:
         """Return what changes whenever the object does: its ETag, else its time."""
@@ -197,7 +202,7 @@ class RemoteFile(io.RawIOBase):
 
     def pread_all(self, count: int, begins: Sequence[int]) -> list[bytes]:
         """Return bytes from each of these places on, asked for at once."""
-        with ThreadPoolExecutor(_REQUESTS) as pool:
+        with ThreadPoolExecutor(REQUESTS) as pool:
             return list(pool.map(lambda at: self.pread(count, at), begins))
 
 
@@ -215,13 +220,14 @@ def read_heads(paths: Iterable[Path]) -> None:
         return fetch(path, 0, min(most, path.stat().st_size))
 
     if files:
-        with ThreadPoolExecutor(_REQUESTS) as pool:
+        with ThreadPoolExecutor(REQUESTS) as pool:
             _heads.update(zip(map(str, files), pool.map(head, files), strict=True))
 
 
 def forget() -> None:
     """Forget what is listed: whoever asks again wants to know what is there now."""
     _entries.clear()
+    _asked.clear()
     _listings.clear()
     _heads.clear()
     for store in _stores.values():
@@ -249,22 +255,28 @@ def fetch(path: RemotePath, start: int, stop: int) -> bytes:
     raise _words(str(path), error) from error
 
 
+_FOLDER: Final = _Entry(is_folder=True, size=0, version="", changed=0.0)
+
 _entries: dict[str, _Entry | None] = {}
+_asked: set[str] = set()  # folders about which a question was asked
 _listings: dict[str, dict[str, _Entry]] = {}
 _heads: dict[str, bytes] = {}
 _stores: dict[str, Any] = {}
 
 
 def _entry(path: RemotePath) -> _Entry | None:
-    """Return an object or folder; None if there is none. The first that is asked for is looked up.
-
-    Others are in the listing of their folder.
-    """
+    """Return an object or folder; None if there is none."""
     url, above = str(path), str(path.parent)
     if url in _entries:
         return _entries[url]
-    if above in _listings or _entries:
+    if above in _listings or above in _asked:
         return _listed(above).get(path.name)
+    # A folder is listed soon, so to list it at once saves requests.
+    if not path.suffix and _listed(url):
+        _entries[url] = _FOLDER
+        return _FOLDER
+    if path.parent.is_absolute():  # buckets are in no folder
+        _asked.add(above)
     with _translated(url):
         try:
             store, name = _store(url)
@@ -275,26 +287,68 @@ def _entry(path: RemotePath) -> _Entry | None:
 
 
 def _listed(url: str) -> dict[str, _Entry]:
-    """Return what is in a folder, by name; nothing if it is not there."""
+    """Return what is in a folder, by name; nothing if it is not there.
+
+    Raises:
+        UserError: It has more names than any checkpoint, or the store cannot be read.
+    """
     if url not in _listings:
-        found: list[dict[str, Any]] = []
-        folder = ""
+        names: dict[str, _Entry] = {}
         with _translated(url), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             store, folder = _store(url)
-            found = store.ls(folder, detail=True)
-        names = {each["name"].rstrip("/").rpartition("/")[2]: _of(each) for each in found}
-        # A store may have an object of the folder's own name, which stands for the empty folder.
-        own = folder.rstrip("/")
-        if any(each["name"].rstrip("/") == own for each in found):
-            names.pop(own.rpartition("/")[2], None)
+            own = folder.rstrip("/")
+            for each in _told(store, own):
+                # A store may have an object of the folder's own name, for an empty folder.
+                if (name := each["name"].rstrip("/")) != own:
+                    names[name.rpartition("/")[2]] = _of(each)
+                if len(names) > MOST_NAMES:
+                    raise _too_many(url)
         _listings[url] = names
     return _listings[url]
 
 
+def _told(store: Any, folder: str) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - of fsspec
+    """Yield what a store tells of the names in a folder: of S3, page by page."""
+    if not hasattr(store, "call_s3"):
+        # Of file systems with an event loop, `timeout` is an argument of fsspec's own wrapper.
+        limit = {"timeout": _LIST_SECONDS} if store.async_impl else {}
+        yield from store.ls(folder, detail=True, **limit)
+        return
+    bucket, key, _ = store.split_path(folder)
+    asked = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", "Delimiter": "/"}
+    while True:
+        page = store.call_s3("list_objects_v2", **asked, **store.req_kw)
+        for each in page.get("CommonPrefixes", ()):
+            yield {"name": f"{bucket}/{each['Prefix']}", "type": "directory"}
+        for each in page.get("Contents", ()):
+            yield each | {"name": f"{bucket}/{each['Key']}", "size": each["Size"]}
+        if not page.get("IsTruncated"):
+            return
+        asked["ContinuationToken"] = page["NextContinuationToken"]
+
+
+def _too_many(url: str) -> UserError:
+    return UserError(
+        f"{url} has more than {MOST_NAMES:,} names directly in it, which no checkpoint has. Give "
+        "the folder of the checkpoint; to watch, one whose checkpoints are folders of their own"
+    )
+
+
 def _of(told: dict[str, Any]) -> _Entry:
     versions = [str(told[key]) for key in (*_TAGS, *_TIMES) if told.get(key)]
+    times = [told[key] for key in _TIMES if told.get(key)]
     is_folder = told.get("type") == "directory"
-    return _Entry(is_folder, int(told.get("size") or 0), versions[0] if versions else "")
+    version, changed = (versions or [""])[0], _seconds(times[0]) if times else 0.0
+    return _Entry(is_folder, int(told.get("size") or 0), version, changed)
+
+
+def _seconds(found: object) -> float:
+    """Return a time that a store tells: of one of Python's types, or a text."""
+    with contextlib.suppress(ValueError):
+        found = datetime.fromisoformat(found) if isinstance(found, str) else found
+    if isinstance(found, datetime):
+        return found.timestamp()
+    return float(found) if isinstance(found, int | float) else 0.0
 
 
 def _store(url: str) -> tuple[Any, str]:
@@ -304,7 +358,7 @@ def _store(url: str) -> tuple[Any, str]:
         FileNotFoundError: A name that a checkpoint has of another file leads out of the store.
         UserError: The package of its protocol is not installed, or has no credentials.
     """
-    if "://" not in url or _CHAIN in url:  # fsspec would open a local file, unchecked
+    if "://" not in url or _urls.CHAIN in url:  # fsspec would open a local file, unchecked
         raise FileNotFoundError(2, "no such object", url)
     with _translated(url):
         made, name = _made(url)
@@ -334,7 +388,7 @@ def _translated(url: str) -> Iterator[None]:
 def _words(url: str, error: Exception) -> UserError:
     """Return words about an error of a store: what, where, and what to do."""
     scheme = url.partition(":")[0]
-    kind, said = type(error).__name__, brief(masked(str(error)))
+    kind, said = type(error).__name__, brief(_urls.masked(str(error)))
     package = _PACKAGES.get(scheme, f"fsspec's package for {scheme}")
     where = f"{url} cannot be read on {os.uname().nodename}"
     if isinstance(error, ImportError):
@@ -347,6 +401,8 @@ def _words(url: str, error: Exception) -> UserError:
             f"{where}: fsspec knows no protocol {scheme}. Check the path, or install the package "
             "that has it"
         )
+    if isinstance(error, TimeoutError) and not said:
+        return _too_many(url)
     if isinstance(error, FileNotFoundError):
         return UserError(
             f"{url} was deleted. Evaluate a later checkpoint, or have training keep its checkpoints"

@@ -12,6 +12,7 @@ import re
 import stat
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -264,16 +265,23 @@ def look(folder: Path, pattern: Pattern, marker: str | None = None) -> list[Save
     Raises:
         UserError: the folder cannot be read.
     """
+    folder = remote.located(folder)
+    remote.forget()
     try:
-        os.listdir(folder)  # noqa: PTH208
+        if not any(folder.iterdir()) and not folder.exists():
+            raise FileNotFoundError(0, "the store has nothing under that name yet")
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error.strerror}") from error
-    found = []
-    for path in _below(folder, pattern.depth):
+
+    def seen(path: Path) -> Saved | None:
         step = pattern.step(str(path.relative_to(folder)))
         with contextlib.suppress(OSError):
             if step is not None and (path.is_dir() or (pattern.takes_files and path.is_file())):
-                found.append(_saved(path, step[0]))
+                return _saved(path, step[0])
+        return None
+
+    with ThreadPoolExecutor(remote.REQUESTS) as pool:  # each listing waits for a server
+        found = list(filter(None, pool.map(seen, _below(folder, pattern.depth))))
     found = _marked(folder, found, marker)
     latest = [(-1 if saved.step is None else saved.step, saved.changed) for saved in found]
     order = sorted(range(len(found)), key=lambda i: latest[i], reverse=True)
@@ -330,7 +338,8 @@ def _has(folder: Path, saved: Saved, marker: str) -> bool:
         each for each in (saved.path, *saved.path.parents) if folder.absolute() in each.parents
     )
     beside = saved.path.with_name(f"{saved.path.name}{marker}")
-    if any(os.path.lexists(place) for place in (beside, *(each / marker for each in above))):
+    places = (beside, *(each / marker for each in above))
+    if any(place.exists() or place.is_symlink() for place in places):
         return True
     last = _last_finished(folder / marker)
     return last is not None and saved.step is not None and saved.step <= last
@@ -371,7 +380,7 @@ def _inside(folder: Path) -> Iterator[Path]:
 def is_young(path: Path) -> bool:
     """Return whether a checkpoint is there, and something in it was changed a moment ago."""
     try:
-        return not _saved(path, None).quiet(QUIET_SECONDS)
+        return not _saved(remote.located(path), None).quiet(QUIET_SECONDS)
     except OSError:
         return False
 
@@ -391,7 +400,7 @@ def _saved(path: Path, step: int | None) -> Saved:
                 status = entry.stat()
                 changed, written = max(changed, _changed(status)), max(written, status.st_mtime)
                 name = entry.relative_to(path)
-                state.append(f"{name}\0{status.st_size}\0{status.st_mtime_ns}")
+                state.append(f"{name}\0{status.st_size}\0{checkpoint_files.version(entry, status)}")
     return Saved(path.absolute(), step, changed, "\n".join(state), written=written)
 
 

@@ -210,10 +210,10 @@ def below(place: Path, names: Sequence[str]) -> str:
     inside.sort(key=lambda name: (step_of(name) or -1, name))
     if len(inside) == 1:
         return f"Weights are in its folder {brief(inside[0])}: give {place / inside[0]}"
-    all_of_them = f", or evaluate all with: coordinate-eval watch {shlex.quote(str(place))}"
     return (
         f"It holds {len(inside)}{' or more' if len(names) > most else ''} checkpoints: give one of "
-        f"them, such as {place / inside[-1]}{'' if stored else all_of_them}"
+        f"them, such as {place / inside[-1]}, or evaluate all with: coordinate-eval watch "
+        f"{shlex.quote(str(place))}"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from coordinate_eval import _user_files
 from coordinate_eval._format import brief
+from coordinate_eval.coordinator.inputs.checkpoints import remote
 from coordinate_eval.coordinator.inputs.checkpoints.formats import torch_file
 from coordinate_eval.coordinator.inputs.checkpoints.names import patterns
 from coordinate_eval.coordinator.inputs.suites.located_yaml import (
@@ -58,7 +59,7 @@ def read(path: Path) -> Written:
     Raises:
         UserError: It is missing or malformed; names file and line.
     """
-    text = _user_files.read_text(path, "mapping", anybodys=True)
+    text = _user_files.read_text(remote.located(path), "mapping", anybodys=True)
     return parse(Source(text, str(path), path.parent, str(path), _WHAT), path.stem)
 
 
