@@ -81,7 +81,7 @@ def offer(
     priors: Priors | None = None,
 ) -> Offer:
     """A cluster with these nodes."""
-    return Offer(0, "slurm", nodes, busy, metric_cpus, link_gigabits=25, priors=priors or Priors())
+    return Offer(0, "slurm", nodes, busy, metric_cpus, priors=priors or Priors())
 
 
 def unplanned_run(settings: Settings | None = None, datasets: Sequence[Dataset] = ()) -> Run:

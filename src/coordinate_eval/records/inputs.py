@@ -33,34 +33,24 @@ class CheckpointFormat(StrEnum):
 class ModelCosts(Record):
     """The cost of a model for an engine: the one account from which all predictions follow."""
 
+    bytes: int = Field(gt=0, lt=10**18, description="of the weights that engines get")
     parameters: int = Field(gt=0, lt=10**18)
-    bytes: int = Field(gt=0, lt=10**18)
-    active_parameters: int = Field(
-        default=0, ge=0, lt=10**18, description="that each token goes through; 0: all"
+    active_parameters: int = absent(0, "that each token goes through; 0: all", ge=0, lt=10**18)
+    routed_bytes: int = absent(0, "of `bytes`, in experts that are chosen among", ge=0, lt=10**18)
+    experts: int = absent(0, "of a layer; 0: no mixture", ge=0, lt=10**9)
+    experts_per_token: int = absent(0, ge=0, lt=10**9)
+    multiplied_bits: int = absent(
+        16, "of the numbers that are multiplied, on GPUs that can: 16, 8 or 4"
     )
-    routed_bytes: int = Field(
-        default=0, ge=0, lt=10**18, description="of `bytes`, in experts that are chosen among"
+    kv_bytes_per_token: int = absent(0, "keys and values of one token, all layers", ge=0, lt=10**18)
+    windowed_bytes_per_token: int = absent(
+        0, "of these, in layers that keep the last `window` tokens only", ge=0, lt=10**18
     )
-    experts: int = Field(default=0, ge=0, lt=10**9, description="of a layer; 0: no mixture")
-    experts_per_token: int = Field(default=0, ge=0, lt=10**9)
-    multiplied_bits: int = Field(
-        default=16, description="of the numbers that are multiplied, on GPUs that can: 16, 8 or 4"
-    )
-    kv_bytes_per_token: int = Field(
-        ge=0, lt=10**18, description="keys and values of one token, all layers"
-    )
-    windowed_bytes_per_token: int = Field(
-        default=0, ge=0, lt=10**18, description="of these, in layers that keep the last tokens only"
-    )
-    window: int = Field(default=0, ge=0, lt=10**18, description="tokens that those layers keep")
-    state_bytes: int = Field(
-        default=0, ge=0, lt=10**18, description="of a sequence, however long it is"
-    )
-    kv_heads: int = Field(
-        default=0, ge=0, lt=10**9, description="GPUs that keys and values divide among; 0: any"
-    )
-    activation_bytes_per_token: int = Field(
-        default=0, ge=0, lt=10**18, description="of the model's width, all layers; 0 if unknown"
+    window: int = absent(0, ge=0, lt=10**18)
+    state_bytes: int = absent(0, "of a sequence, however long it is", ge=0, lt=10**18)
+    kv_heads: int = absent(0, "GPUs that keys and values divide among; 0: any", ge=0, lt=10**9)
+    activation_bytes_per_token: int = absent(
+        0, "of the model's width, all layers; 0 if unknown", ge=0, lt=10**18
     )
 
     @property
@@ -86,22 +76,27 @@ class ModelCosts(Record):
         return self.bytes - self.routed_bytes * missed
 
 
-class Checkpoint(ModelCosts):
-    """A checkpoint, as found on disk when it was inspected."""
+class Made(Record):
+    """The name of a checkpoint, and of those that it is made of."""
 
     path: str
     identity: str = Field(description="sha256 of names, sizes, mtimes and small files' bytes")
     format: CheckpointFormat
-    weights: list[str] = Field(description="weight files of its own, absolute")
-    parts: list["Checkpoint"] = Field(
-        default=[], description="checkpoints that it is made of: the base, or those of an average"
+    parts: Sequence["Made"] = absent(
+        [], "checkpoints that it is made of: the base, or those of an average"
     )
-    shares: list[float] = Field(default=[], description="weights of these in an average")
+    shares: list[float] = absent([], "weights of these in an average")
+
+
+class Checkpoint(ModelCosts, Made):
+    """A checkpoint, as found on disk when it was inspected."""
+
+    parts: Sequence["Checkpoint"] = absent([])
+    weights: list[str] = Field(description="weight files of its own, absolute")
     files: list[str] = Field(description="config and tokenizer files, absolute")
     mapping: TensorMapping | None = absent(
         None, "from the names of the tensors to those of Hugging Face; none: they are those"
     )
-    bytes: int = Field(description="of the weights that engines get")
     loaded_bytes: int = Field(
         default=0, description="of these, that an engine loads, as they are in the files; 0: all"
     )

@@ -28,7 +28,8 @@ from coordinate_eval.coordinator.planning.plan import ChosenNodes, JudgeWork, Pl
 from coordinate_eval.coordinator.planning.plan_run import rates
 from coordinate_eval.coordinator.run.records import JudgePlace, Run
 from coordinate_eval.errors import UserError
-from coordinate_eval.priors.catalogue import built_work, known_work
+from coordinate_eval.priors.catalogue import known_work
+from coordinate_eval.priors.roofline import WRITTEN_SHARE, Work
 from coordinate_eval.records import Dataset, DatasetRequests
 
 _QUESTIONS = "questions"
@@ -141,19 +142,14 @@ def _engine_seconds(
     rubrics = [dataset.rubric for dataset in run.suite.datasets if dataset.rubric is not None]
     longest = min(longest_answer(judge.max_length), max(each.max_tokens for each in rubrics))
     dataset = Dataset(name=_QUESTIONS, task=_QUESTIONS, items=questions, chat_template=True)
-    index = DatasetRequests(
-        dataset=_QUESTIONS,
-        key="",
+    work = Work(
         items=questions,
         requests=questions,
         prompt_tokens=questions * QUESTION_TOKENS,
-        generate_requests=questions,
-        max_output_tokens=questions * longest,
+        output_tokens=questions * longest * WRITTEN_SHARE,
         longest_output_tokens=longest,
-        asks=False,
-        offsets=[],
     )
     on, start, link = rates(judge.checkpoint, judge.settings, offer, chosen)
-    cost = dataset_cost(dataset, built_work(dataset, index), on, offer.priors)
+    cost = dataset_cost(dataset, work, on, offer.priors)
     copy = link.seconds(judge.checkpoint.bytes, 1)
     return copy + start + max(cost.gpu_seconds, cost.floor_seconds)

@@ -22,8 +22,6 @@ class Offer:
     busy: Sequence[Busy]
     metric_cpus: int
     """Cores for all metric jobs together."""
-    link_gigabits: float
-    """Bandwidth of one node's storage link, as it is configured."""
     priors: Priors
     exclusive: bool = False
     """Jobs of the GPU partition take whole nodes."""
@@ -31,6 +29,11 @@ class Offer:
     """Time limits of jobs there."""
     described: ClusterFile | None = None
     """The cluster file, where one stands in for a cluster."""
+
+    @property
+    def link_gigabits(self) -> float:
+        """Return the bandwidth of one node's storage link before any copy was measured."""
+        return self.described.storage_gigabits_per_node if self.described else LINK_GIGABITS
 
 
 def offer_of_file(cluster: str, described: ClusterFile, now: float) -> Offer:
@@ -42,7 +45,6 @@ def offer_of_file(cluster: str, described: ClusterFile, now: float) -> Offer:
         nodes,
         busy,
         metric_cpus=described.cores_for_metrics,
-        link_gigabits=described.storage_gigabits_per_node,
         priors=Priors(),
         described=described,
     )
@@ -65,7 +67,6 @@ def offer_of_cluster(
         nodes,
         busy,
         metric_cpus=settings.metrics.cpus,
-        link_gigabits=LINK_GIGABITS,
         priors=read_priors(settings, now),
         exclusive=exclusive,
         limits=limits or JobLimits(),

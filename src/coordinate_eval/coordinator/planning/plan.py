@@ -1,11 +1,20 @@
 """The records of a plan (plan@1) and of its inputs. `planner` makes a plan, `simulate` plays it."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from coordinate_eval.coordinator.run.records import JudgePlace
-from coordinate_eval.records import CheckpointFormat, Record, Shard, absent, schema
+from coordinate_eval.records import (
+    CheckpointFormat,
+    Made,
+    ModelCosts,
+    Record,
+    Shard,
+    absent,
+    schema,
+)
 
 
 class Cost(Record):
@@ -89,31 +98,15 @@ class Capacity(Record):
         return sum(node.trials for node in self.nodes)
 
 
-class PlanCheckpoint(Record):
-    """The checkpoint of a plan."""
+class PlanCheckpoint(ModelCosts, Made):
+    """The checkpoint of a plan, and what its model costs."""
 
-    path: str
-    identity: str
     format: CheckpointFormat = Field(
         default=CheckpointFormat.SAFETENSORS,
         description="absent if it is not made of others",
         exclude_if=lambda kind: kind not in (CheckpointFormat.ADAPTER, CheckpointFormat.AVERAGE),
     )
-    parts: list["PlanCheckpoint"] = absent(
-        [], "checkpoints that it is made of: the base, or those of an average"
-    )
-    shares: list[float] = absent([], "weights of these in an average")
-    bytes: int
-    parameters: int
-    active_parameters: int = absent(0, "that each token goes through")
-    experts: int = absent(0, "of a layer; absent if it is no mixture of experts")
-    experts_per_token: int = absent(0)
-    kv_bytes_per_token: int = absent(0, "of the cache, in all layers")
-    windowed_bytes_per_token: int = absent(
-        0, "of these, in layers that keep the last `window` tokens only"
-    )
-    window: int = absent(0)
-    state_bytes: int = absent(0, "of a sequence, however long it is")
+    parts: Sequence["PlanCheckpoint"] = absent([])
     quantization: str = absent("", "as vLLM names it")
     doubt: str = absent("", "why these figures are less sure than usual")
 

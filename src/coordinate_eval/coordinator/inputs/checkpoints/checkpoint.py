@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import platformdirs
 
@@ -41,7 +41,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.names import mapping as mapp
 from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import Renamed
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.errors import UserError
-from coordinate_eval.records import Checkpoint, CheckpointFormat
+from coordinate_eval.records import Checkpoint, CheckpointFormat, Made
 from coordinate_eval.records.names import TensorMapping
 
 # The second has the quantization of a model of ModelOpt up to 0.29.
@@ -139,19 +139,6 @@ def check_usable(checkpoint: Checkpoint) -> None:
                 f"{file} has no vocabulary, so it is no tokenizer. Save the tokenizer again, or "
                 "name another with --tokenizer"
             )
-
-
-class Made(Protocol):
-    """The record of a checkpoint, and of those that it is made of."""
-
-    @property
-    def path(self) -> str: ...  # noqa: D102
-    @property
-    def format(self) -> CheckpointFormat: ...  # noqa: D102
-    @property
-    def parts(self) -> "Sequence[Made]": ...  # noqa: D102
-    @property
-    def shares(self) -> Sequence[float]: ...  # noqa: D102
 
 
 def named(checkpoint: Made) -> Path | Members:

@@ -47,10 +47,6 @@ class Layers(NamedTuple):
     """The layers, in order, and what the kinds have in common."""
 
     mixers: Sequence[Mixer]
-    mixtures: Sequence[bool]
-    """For each layer, True if it has experts."""
-    dense: Sequence[bool]
-    """For each layer, True if it has an MLP without experts."""
     experts: int
     """Experts of one layer; 0 if the model is no mixture of experts."""
     chosen: int
@@ -84,25 +80,17 @@ def layers_of(config: TextConfig) -> Layers:
     experts = config.number(*EXPERTS) or 0
     window = 0 if config.given.get("use_sliding_window") is False else config.number(*_WINDOWS) or 0
     mixers = [_PATTERN.get(letter, "full") for letter in pattern] or _mixers(config, count, window)
-    words = _words(config, "layers_block_type", count)
-    if pattern:
-        mixtures = [letter == "E" for letter in pattern]
-        dense = [letter == "-" for letter in pattern]
-    elif any(word in ("moe", "mlp") for word in words):
-        mixtures, dense = [word == "moe" for word in words], [word == "mlp" for word in words]
-    else:
-        mixtures = _mixtures(config, count, experts)
-        bare = config.kind in _STATE_ONLY
-        dense = [not has and not bare for has in mixtures]
+    if pattern and "E" not in pattern:
+        experts = 0
     most = config.number(*_CHOSEN) or (1 if config.kind == "llama4_text" else 0)
     # Of the experts that LongCat chooses among, some do nothing.
     idle = config.number("zero_expert_num") or 0
     most = -(-most * experts // (experts + idle)) if idle else most
-    if config.kind == "longcat_flash":  # each of its layers attends twice, and has two MLPs besides
-        mixers, dense = mixers * 2, [True] * (2 * count)
+    if config.kind == "longcat_flash":  # each of its layers attends twice
+        mixers = mixers * 2
     further = config.number("num_nextn_predict_layers", most=_MOST_LAYERS) or 0
     beyond = range(count, count + further)
-    return Layers(mixers, mixtures, dense, experts, min(most, experts), window, beyond)
+    return Layers(mixers, experts, min(most, experts), window, beyond)
 
 
 def _words(config: TextConfig, name: str, count: int) -> list[str]:
@@ -156,37 +144,6 @@ def _windowed(config: TextConfig, count: int) -> list[Mixer]:
     if period is None:
         return ["window"] * count
     return ["full" if (i + 1) % period == 0 else "window" for i in range(count)]
-
-
-def _mixtures(config: TextConfig, count: int, experts: int) -> list[bool]:
-    """Return for each layer whether it has experts."""
-    if not experts:
-        return [False] * count
-    for name in ("mlp_layer_types", "moe_layer_freq"):
-        if words := _words(config, name, count):
-            return [word in ("sparse", "1") or "moe" in word for word in words]
-    if listed := _numbers(config, "moe_layers"):  # Llama 4
-        return [i in listed for i in range(count)]
-    enum = config.given.get("moe_layers_enum")  # Step
-    if isinstance(enum, str) and len(enum) <= 8 * _MOST_LAYERS:
-        named = {int(part) for part in enum.split(",") if part.strip().isdecimal()}
-        return [i in named for i in range(count)]
-    first = config.number("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
-    last = config.number("moe_layer_end_index") or count
-    never = _numbers(config, "mlp_only_layers") or ()
-    if period := config.number("expert_layer_period"):  # Jamba
-        found = {
-            i for i in range(count) if i % period == (config.number("expert_layer_offset") or 0)
-        }
-    elif period := config.number("moe_layer_freq"):  # DeepSeek
-        found = {i for i in range(count) if i % period == 0}
-    else:
-        step = config.number(
-            "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval",
-            "moe_layer_frequency",
-        ) or 1  # fmt: skip
-        found = {i for i in range(count) if (i + 1) % step == 0}
-    return [i in found and (first or 0) <= i <= last and i not in never for i in range(count)]
 
 
 def _numbers(config: TextConfig, *names: str) -> set[int] | None:

@@ -196,7 +196,7 @@ def _splits(config: TextConfig, layers: Layers, packed: Quantized) -> dict[str, 
         return count // packed.block if count % packed.block == 0 else 1
 
     splits = {"vocabulary, padded": -(-words // _VOCABULARY_PADDING) * _VOCABULARY_PADDING}
-    if any(layers.dense):
+    if _has_mlp(config, layers):
         splits[f"{name}intermediate size"] = parts(_dense_width(config, width))
     if packed.block > 1:
         splits[f"{name}attention"] = parts(heads * value)
@@ -205,9 +205,9 @@ def _splits(config: TextConfig, layers: Layers, packed: Quantized) -> dict[str, 
         held = number("linear_num_value_heads") or state_heads or inner
         splits["parts of states"] = held or heads
     shared = _shared_width(config, layers)
-    if any(layers.mixtures) and shared:
+    if layers.experts and shared:
         splits[f"{name}shared experts"] = parts(shared)
-    of_experts = {f"{name}experts": parts(_expert_width(config))} if any(layers.mixtures) else {}
+    of_experts = {f"{name}experts": parts(_expert_width(config))} if layers.experts else {}
     return {
         "splits": {name: size for name, size in splits.items() if size},
         "expert_splits": {name: size for name, size in of_experts.items() if size},
@@ -233,9 +233,18 @@ def _head_sizes(config: TextConfig) -> tuple[int, int]:
     return size, own or size
 
 
+_EXPERT_WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size")
+
+
 def _expert_width(config: TextConfig) -> int:
-    names = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size")
-    return config.number(*names, "intermediate_size") or 0
+    return config.number(*_EXPERT_WIDTHS, "intermediate_size") or 0
+
+
+def _has_mlp(config: TextConfig, layers: Layers) -> bool:
+    """Return whether layers may have an MLP without experts: its width is none of theirs."""
+    if layers.experts:
+        return config.number("intermediate_size_mlp", *_EXPERT_WIDTHS) is not None
+    return set(layers.mixers) != {"state"}
 
 
 def _dense_width(config: TextConfig, width: int) -> int:
