@@ -24,7 +24,7 @@ from coordinate_eval.coordinator.planning.plan import (
     PlanSuite,
     PlanTrial,
 )
-from coordinate_eval.coordinator.planning.simulate import MetricBar, Timeline, simulate
+from coordinate_eval.coordinator.planning.simulate import JobBar, Timeline, simulate
 from coordinate_eval.records import Shard
 
 
@@ -81,9 +81,9 @@ def test_metric_jobs_begin_in_the_order_listed_as_cores_allow() -> None:
     drawn = simulated(by_hand([late, wide, small]), 3)
     # At 14 only `wide` and `small` may begin, and `wide` leaves no core.
     assert drawn.metrics == [
-        MetricBar(late, 20, 35),
-        MetricBar(wide, 14, 20),
-        MetricBar(small, 20, 27),
+        JobBar(late, 20, 35),
+        JobBar(wide, 14, 20),
+        JobBar(small, 20, 27),
     ]
     assert drawn.end == 35
     assert [tuple(step) for step in drawn.cores()] == [(0, 0), (14, 3), (20, 3), (27, 2), (35, 0)]

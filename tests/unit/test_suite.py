@@ -61,7 +61,7 @@ def test_include_path_is_relative_to_the_file(tmp_path: Path) -> None:
         ("datasets:\n- {name: a, task: t}\n- {name: a, task: u}\n", 3, "twice"),
         ("datasets:\n- {name: a, task: t}\n- {name: A, task: u}\n", 3, "twice"),
         ("datasets:\n- {name: a, task: t, shots: 3}\n", 2, "shots"),
-        ("datasets:\n- name: a\n  task: t\n  items: 0\n", 4, "items is 0"),
+        ("datasets:\n- name: a\n  task: t\n  items: 0\n", 4, "items: must be greater"),
         ("datasets:\n- {name: ../a, task: t}\n", 2, "name"),
         ("datasets:\n- {name: a}\n", 2, "needs a task"),
         ("datasets:\n- {name: a, items: 5, prior: {gpu_seconds: -1}}\n", 2, "gpu_seconds"),
@@ -103,14 +103,14 @@ def test_include_path_is_relative_to_the_file(tmp_path: Path) -> None:
             2,
             "less than or equal to 1000000000",
         ),
-        (f"datasets:\n- name: a\n  items: 1{'0' * 30}\n  task: t\n", 3, "items is 1e+30"),
+        (f"datasets:\n- name: a\n  items: 1{'0' * 30}\n  task: t\n", 3, "items: must be less"),
         (f"datasets:\n- name: a\n  items: 1{'0' * 9000}\n  task: t\n", 1, "not YAML"),
         (f"datasets: {'[' * 9000}\n", 1, ""),
         ("datasets:\n- {name: a, task: t, repeats: 1000000000000}\n", 2, "repeats"),
-        ("datasets:\n- {name: a, task: t, limit: 0}\n", 2, "limit is 0"),
-        ("datasets:\n- {name: a, task: t, sample: 1.5}\n", 2, "sample is 1.5"),
+        ("datasets:\n- {name: a, task: t, limit: 0}\n", 2, "limit: must be greater"),
+        ("datasets:\n- {name: a, task: t, sample: 1.5}\n", 2, "sample: must be less"),
         ("datasets:\n- {name: a, task: t, sample: 0.5, limit: 3}\n", 2, "one of them"),
-        ("defaults: {limit: -1}\ndatasets: [a]\n", 1, "limit is -1"),
+        ("defaults: {limit: -1}\ndatasets: [a]\n", 1, "limit: must be greater"),
         ("datasets: [{name: a, task: t, chance: 1}]\n", 1, "chance"),
         ("datasets: [a]\naggregates: [a]\n", 2, "aggregates must be a mapping"),
         ("datasets: [a]\naggregates:\n  m: {of: [b]}\n", 3, "no dataset, group or aggregate 'b'"),
@@ -251,7 +251,7 @@ def test_a_suite_that_only_extends_means_the_same(tmp_path: Path) -> None:
 def test_mistakes_in_what_is_extended_name_its_file(tmp_path: Path) -> None:
     root = "datasets:\n- name: a\n  task: t\n  repeats: 0\n"
     top = write(tmp_path, root=root, top="extends: root.yaml\ndatasets:\n- {name: a, limit: 3}\n")
-    with pytest.raises(UserError, match=r"root\.yaml, line 4: dataset a: repeats is 0"):
+    with pytest.raises(UserError, match=r"root\.yaml, line 4: repeats: must be greater"):
         suite.load(str(top))
     write(tmp_path, root=root + "  limit: 0\n")
     with pytest.raises(UserError, match=r"root\.yaml, line 4"):

@@ -1,9 +1,10 @@
 """Shipped figures of well-known datasets, for predictions before anything was built or run.
 
-`catalogue.csv` has one row per dataset. Items come from dataset cards and upstream files. Mean
-prompt and output tokens per request were measured on those files if they are public, and estimated
-otherwise. `same_examples` is 1 if a task shows the same examples to all its items, as the harness's
-own configurations say. Metric seconds are per item, on one core.
+`catalogue.csv` has one row per dataset. Items come from dataset cards and upstream files; a limit
+applies to each of the tasks that share them. Mean prompt and output tokens per request were
+measured on those files if they are public, and estimated otherwise. `same_examples` is 1 if a task
+shows the same examples to all its items, as the harness's own configurations say. Metric seconds
+are per item, on one core.
 """
 
 import csv
@@ -13,26 +14,6 @@ from typing import NamedTuple
 
 from coordinate_eval.priors.roofline import WRITTEN_SHARE, Work
 from coordinate_eval.records import CACHE_BLOCK, Dataset, DatasetRequests
-
-TASKS = {
-    "mmlu": 57,
-    "mmlu_pro": 14,
-    "cmmlu": 67,
-    "ceval": 52,
-    "agieval": 21,
-    "gaokao_bench": 14,
-    "bbh": 27,
-    "svamp": 2,
-    "math": 7,
-    "mgsm": 11,
-    "xcopa": 11,
-    "blimp": 67,
-    "xnli": 15,
-    "humaneval_x": 6,
-    "mmlu_cloze": 57,
-}
-"""Number of tasks that share the items of a dataset; 1 if not listed. A limit applies to each."""
-
 
 GUESSED_PROMPT = 400
 """Tokens assumed of a prompt of which nothing is known."""
@@ -50,6 +31,7 @@ class Entry(NamedTuple):
     dataset: str
     task: str
     kind: str
+    tasks: int
     items: int
     requests_per_item: float
     prompt_tokens: float
@@ -95,7 +77,7 @@ def count_tasks(dataset: Dataset) -> int:
     """Return the number of a dataset's leaf tasks, 1 if it is not known."""
     entry = find(dataset)
     alike = entry is not None and dataset.task in (None, entry.task)
-    return TASKS.get(entry.dataset, 1) if entry and alike else 1
+    return entry.tasks if entry and alike else 1
 
 
 def enough(dataset: Dataset, precision: float) -> float:

@@ -227,19 +227,22 @@ class Dataset(Record):
     task: str | None = Field(
         default=None, description="of the harness; without one the dataset is planned, but not run"
     )
-    items: int | None = None
+    # Larger than anything that can be run, and so small that no sum of products overflows.
+    items: int | None = Field(default=None, ge=1, le=10**9)
     prior: Prior | None = None
     splittable: bool = True
-    num_fewshot: int | None = None
+    num_fewshot: int | None = Field(default=None, ge=0, le=10**4)
     gen_kwargs: dict[str, Any] = Field(default={})
-    limit: int | None = None
+    limit: int | None = Field(default=None, ge=1, le=10**9)
     # Left out where there is none: suites without it keep their digest.
     sample: float | None = absent(
         None,
         "share of the items that is asked, until all are wanted: drawn at random, and always the "
         "same ones",
+        ge=1e-6,
+        le=1,
     )
-    repeats: int | None = None
+    repeats: int | None = Field(default=None, ge=1, le=10**4)
     chat_template: bool = False
     system_instruction: str | None = None
     fewshot_as_multiturn: bool = False

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from coordinate_eval._format import duration
 from coordinate_eval.coordinator.display.summary import Review
 from coordinate_eval.coordinator.planning.costs import without_prior
-from coordinate_eval.coordinator.planning.simulate import ScoreBar
+from coordinate_eval.coordinator.planning.plan import ScoreJob
 from coordinate_eval.coordinator.run.jobs import (
     TIME_LIMIT_FACTOR,
     before_windows,
@@ -128,7 +128,7 @@ def _metric_tail(found: Review) -> Iterator[str]:
     last = max(drawn.on_cores, key=lambda bar: bar.end)
     most = max(step.cores for step in drawn.cores())
     more = "; [metrics] cpus allows more" if most == cores else ""
-    if isinstance(last, ScoreBar) and (most < cores or not drawn.metrics):
+    if isinstance(last.job, ScoreJob) and (most < cores or not drawn.metrics):
         seconds = duration(last.job.seconds)
         yield (
             f"scoring: that of {last.job.dataset} ends {duration(tail)} after the last response; "

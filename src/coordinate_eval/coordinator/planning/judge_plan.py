@@ -141,7 +141,7 @@ def _engine_seconds(
     """
     rubrics = [dataset.rubric for dataset in run.suite.datasets if dataset.rubric is not None]
     longest = min(longest_answer(judge.max_length), max(each.max_tokens for each in rubrics))
-    dataset = Dataset(name=_QUESTIONS, task=_QUESTIONS, items=questions, chat_template=True)
+    dataset = Dataset(name=_QUESTIONS, task=_QUESTIONS, chat_template=True)
     work = Work(
         items=questions,
         requests=questions,

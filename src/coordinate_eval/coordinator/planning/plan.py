@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from coordinate_eval.coordinator.run.records import JudgePlace
+from coordinate_eval.coordinator.run.records import JudgePlace, RoundNode
 from coordinate_eval.records import (
     CheckpointFormat,
     Made,
@@ -48,15 +48,10 @@ class Cost(Record):
     )
 
 
-class NodeCapacity(Record):
+class NodeCapacity(RoundNode):
     """A node to plan on, and the number of trials that can start on it."""
 
-    name: str
     gpus: int
-    gpu_type: str
-    trials: int = Field(gt=0)
-    keeper_cpus: int = Field(default=1, gt=0, description="cores that are left for the keeper")
-    others: list[str] = Field(default=[], description="nodes that share its one trial")
 
 
 class ChosenNodes(NamedTuple):

@@ -53,18 +53,10 @@ class TrialBar(NamedTuple):
         return self.shards[-1].end if self.shards else self.ready
 
 
-class MetricBar(NamedTuple):
-    """A metric job on its cores."""
+class JobBar(NamedTuple):
+    """A metric job or a score job on its cores."""
 
-    job: MetricJob
-    begin: float
-    end: float
-
-
-class ScoreBar(NamedTuple):
-    """A score job on its core."""
-
-    job: ScoreJob
+    job: MetricJob | ScoreJob
     begin: float
     end: float
 
@@ -80,8 +72,8 @@ class Timeline(NamedTuple):
     """A simulated plan, with trials, metric jobs and score jobs in the plan's order."""
 
     trials: list[TrialBar]
-    metrics: list[MetricBar]
-    scores: list[ScoreBar]
+    metrics: list[JobBar]
+    scores: list[JobBar]
 
     @property
     def gpus_end(self) -> float:
@@ -94,7 +86,7 @@ class Timeline(NamedTuple):
         return max([self.gpus_end, *(bar.end for bar in self.on_cores)])
 
     @property
-    def on_cores(self) -> list[MetricBar | ScoreBar]:
+    def on_cores(self) -> list[JobBar]:
         """Return the metric jobs and the score jobs."""
         return [*self.metrics, *self.scores]
 
@@ -141,13 +133,11 @@ def simulate(
     floors = {cost.name: cost.floor_seconds for cost in costs}
     bars = [_run_trial(trial, floors) for trial in trials]
     begins = _run_jobs(metric_jobs, score_jobs, bars, metric_cpus)
-    metrics = zip(metric_jobs, begins[: len(metric_jobs)], strict=True)
-    scores = zip(score_jobs, begins[len(metric_jobs) :], strict=True)
-    return Timeline(
-        bars,
-        [MetricBar(job, begin, begin + job.seconds) for job, begin in metrics],
-        [ScoreBar(job, begin, begin + job.seconds) for job, begin in scores],
-    )
+    jobs: list[MetricJob | ScoreJob] = [*metric_jobs, *score_jobs]
+    on_cores = [
+        JobBar(job, begin, begin + job.seconds) for job, begin in zip(jobs, begins, strict=True)
+    ]
+    return Timeline(bars, on_cores[: len(metric_jobs)], on_cores[len(metric_jobs) :])
 
 
 def _run_trial(trial: PlanTrial, floors: dict[str, float]) -> TrialBar:

@@ -25,7 +25,7 @@ from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.work import given_up
 from coordinate_eval.coordinator.run.jobs import keeper_gib
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.coordinator.run.records import ANY_NODE, Round, RoundNode, Run
+from coordinate_eval.coordinator.run.records import ANY_NODE, Round, Run
 from coordinate_eval.coordinator.run.rounds import make_round, nodes_in_vain, read_rounds
 from coordinate_eval.coordinator.supervisor.decide_rounds import count_trials, held_nodes
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns, Overtaken
@@ -81,7 +81,7 @@ def next_round(
         run,
         len(rounds),
         now,
-        [RoundNode(**node.model_dump(exclude={"gpus"})) for node in chosen],
+        chosen,
         left,
         ready_seconds=plan.ready_seconds,
         floor_seconds=plan.floor_seconds,
