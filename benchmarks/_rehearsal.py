@@ -186,7 +186,7 @@ def _scaled(cost: Cost, scale: float) -> Cost:
     programs = cost.metric_cpu_seconds if cost.metric_cpu_seconds >= cost.items else 0.0
     least = max(
         LEAST_ITEMS,
-        2 * catalogue.TASKS.get(cost.name, 1),
+        2 * entry.tasks,
         math.ceil(cost.gpu_seconds / ITEM_SECONDS),
     )
     # A program that sleeps for longer than its limit would be run again, alone.

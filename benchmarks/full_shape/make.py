@@ -83,7 +83,7 @@ class _Leaf(NamedTuple):
 
 def scaled(scale: float) -> Amount:
     """Return the full shape with `scale` times the items, at least two in each leaf task."""
-    least = {name: _LEAST_ITEMS * catalogue.TASKS.get(name, 1) for name in catalogue.entries()}
+    least = {name: _LEAST_ITEMS * entry.tasks for name, entry in catalogue.entries().items()}
     return Amount(
         {
             name: min(entry.items, max(least[name], round(entry.items * scale)))
@@ -193,7 +193,7 @@ def _write_dataset(
 
 def _leaves(dataset: str, items: int) -> Iterator[_Leaf]:
     """Yield the leaf tasks of a dataset; their numbers of items differ by one at most."""
-    count = catalogue.TASKS.get(dataset, 1)
+    count = catalogue.entries()[dataset].tasks
     for number in range(count):
         name = dataset if count == 1 else f"{dataset}_{number + 1:02}"
         begin, end = items * number // count, items * (number + 1) // count

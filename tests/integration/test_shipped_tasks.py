@@ -294,8 +294,8 @@ def test_every_task_of_a_shipped_suite_is_there(name: str) -> None:
             assert set(found) <= set(index)
             # Both tasks of cruxeval have every item, as two requests in the catalogue.
             shared = len(found) // 2 if dataset.name == "cruxeval" else len(found)
-            assert shared == catalogue.TASKS.get(dataset.name, 1), dataset.name
             entry = catalogue.entries()[dataset.name]
+            assert shared == entry.tasks, dataset.name
             if entry.num_fewshot:
                 samplers = {index[n].cfg.get("fewshot_config", {}).get("sampler") for n in found}
                 assert entry.same_examples == (samplers == {"first_n"}), dataset.name

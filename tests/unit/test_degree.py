@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.planning.costs import expected_works
-from coordinate_eval.coordinator.planning.places.degree import tensor_parallel
+from coordinate_eval.coordinator.planning.places.degree import Demand, tensor_parallel
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import gpus
 from coordinate_eval.priors.conditions import sequences
@@ -47,7 +48,8 @@ def degree(
 ) -> int:
     rates = gpus.lookup(gpu)._replace(memory=gib * 2**30)
     works = expected_works(suite.load("base")) if works is None else works
-    return tensor_parallel(checkpoint, engine, rates, 8, 8192, works, sequences(engine, gpu))
+    demand = Demand(checkpoint, Settings(engine=engine), 8192, works)
+    return tensor_parallel(demand, rates, sequences(engine, gpu), 8)
 
 
 @pytest.mark.parametrize(

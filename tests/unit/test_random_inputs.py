@@ -22,10 +22,11 @@ from coordinate_eval._gpus import memory_gib
 from coordinate_eval.coordinator.inputs import cluster_file
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file, torch_file
+from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.planning import planner, reviewed_plan
 from coordinate_eval.coordinator.planning.offer import offer_of_file
-from coordinate_eval.coordinator.planning.places.degree import tensor_parallel
+from coordinate_eval.coordinator.planning.places.degree import Demand, tensor_parallel
 from coordinate_eval.coordinator.planning.plan import PlanEngine, PlanSuite
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.priors import gpus
@@ -147,7 +148,8 @@ def test_configurations(whole: Path, random: Random) -> None:
     def read() -> None:
         found = checkpoint.inspect(whole)
         model_of(found, EngineSettings(), 1, whole / "config.json")
-        tensor_parallel(found, EngineSettings(), gpus.lookup("h100"), 8, found.max_length, [], 256)
+        demand = Demand(found, Settings(), found.max_length, [])
+        tensor_parallel(demand, gpus.lookup("h100"), 256, 8)
 
     judged(read)
 

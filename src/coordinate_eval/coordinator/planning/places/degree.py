@@ -7,7 +7,7 @@ node, and its GPUs exchange activations. The roofline weighs these (`priors/roof
 A model that fits on no node goes to several: each is a stage of a pipeline, with equally many GPUs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinate_eval._format import plural
@@ -19,18 +19,18 @@ from coordinate_eval.coordinator.planning.places.degrees import (
     allowed,
     check_tensor,
     shared_by,
+    tensor_degrees,
 )
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import gpus, roofline
 from coordinate_eval.priors.conditions import model_of, sequences
 from coordinate_eval.priors.gpus import Gpu
-from coordinate_eval.priors.roofline import MEMORY_FRACTION, Model, Work, sequences_with_room
-from coordinate_eval.records import Checkpoint, EngineSettings
+from coordinate_eval.priors.roofline import MEMORY_FRACTION, Work, sequences_with_room
+from coordinate_eval.records import Checkpoint
 
 SAME = 1.05
 """Multiple of the shortest predicted time up to which fewer GPUs for each engine are as good: there
 are more engines then, and predictions are no better."""
-
 
 LEAST_GPU_MEMORY_GIB = 16.0
 """Memory in GiB that a GPU has whose memory is not known. A model that needs more waits for the
@@ -79,26 +79,21 @@ def degrees_of(demand: Demand, kind: tuple[str, float], gpus_of_nodes: Sequence[
     if gpus.is_slice(gpu_type) or not known:
         gpus_per_node = 1
     gpu = gpus.lookup(gpu_type)._replace(memory=(gib if known else LEAST_GPU_MEMORY_GIB) * 2**30)
-    if given is not None and (
-        not known or fits(checkpoint, settings.engine, gpu, given, demand.max_length)
-    ):
-        return Degrees(given)
     most = sequences(settings.engine, gpu_type)
-    rest = demand.max_length, demand.works, most
+    if given is not None and (not known or _seconds(demand, gpu, most, [Degrees(given)], given)):
+        return Degrees(given)
     try:
         if given is None:
-            return Degrees(tensor_parallel(checkpoint, settings.engine, gpu, gpus_per_node, *rest))
+            return Degrees(tensor_parallel(demand, gpu, most, gpus_per_node))
         raise TooLarge(f"{given} GPUs of a node are too few")
     except TooLarge as error:
         shared = None
         if demand.over_nodes and known and not gpus.is_slice(gpu_type):
             allowed = most_nodes(settings) or len(gpus_of_nodes)
             nodes = sorted(gpus_of_nodes, reverse=True)[:allowed]
-            shared = over_nodes(checkpoint, settings.engine, gpu, nodes, *rest, given)
-        if shared is not None:
-            return shared
-        if given is not None:
-            return Degrees(given)
+            shared = _over_nodes(demand, gpu, most, nodes)
+        if shared is not None or given is not None:
+            return shared or Degrees(given or 1)
         if known:
             raise TooLarge(f"{error}{_nor_over_nodes(demand, gpus_of_nodes)}") from error
         named = f"Their type, {gpu_type}, does not tell it" if gpu_type else "They have no type"
@@ -124,20 +119,10 @@ def _nor_over_nodes(demand: Demand, gpus_of_nodes: Sequence[int]) -> str:
     )
 
 
-def tensor_parallel(
-    checkpoint: Checkpoint,
-    engine: EngineSettings,
-    gpu: Gpu,
-    gpus_per_node: int,
-    max_length: int,
-    works: Sequence[Work],
-    sequences: int,
-) -> int:
+def tensor_parallel(demand: Demand, gpu: Gpu, sequences: int, gpus_per_node: int) -> int:
     """Return the fewest GPUs of one engine with which a node is about as fast as it can be.
 
-    That is the smallest number with which a node is predicted to end these works within `SAME` of
-    the shortest time. It is one that `allowed` has, and on which the weights and one sequence of
-    `max_length` tokens fit. If the memory of the GPU is unknown, 0, return 1.
+    If the memory of the GPU is unknown, 0, return 1.
 
     Args:
         sequences: Most sequences that an engine runs at once.
@@ -147,65 +132,56 @@ def tensor_parallel(
     """
     if gpu.memory <= 0:
         return 1
-    candidates = [
-        model_of(checkpoint, engine, each.tensor, None)
-        for each in allowed(checkpoint, gpus_per_node)
-        if each.pipeline == 1
-    ]
-    fitting = [each for each in candidates if sequences_with_room(each, gpu, max_length) >= 1]
-    if not fitting:
-        raise TooLarge(_too_large(checkpoint, gpu, gpus_per_node, max_length, candidates[-1]))
-
-    def node_seconds(model: Model) -> float:
-        share = 1 / (gpus_per_node // model.tensor_parallel)
-        each = (_part(work, share) for work in works)
-        return sum(roofline.gpu_seconds(work, model, gpu, sequences) for work in each)
-
-    seconds = {model.tensor_parallel: node_seconds(model) for model in fitting}
-    enough = SAME * min(seconds.values())
-    return min(degree for degree, each in seconds.items() if each <= enough)
+    degrees = [Degrees(each) for each in tensor_degrees(demand.checkpoint, gpus_per_node)]
+    best = _fewest(_seconds(demand, gpu, sequences, degrees, gpus_per_node))
+    if best is None:
+        raise TooLarge(_too_large(demand, gpu, gpus_per_node, degrees[-1]))
+    return best.tensor
 
 
-def over_nodes(
-    checkpoint: Checkpoint,
-    engine: EngineSettings,
-    gpu: Gpu,
-    gpus_of_nodes: Sequence[int],
-    max_length: int,
-    works: Sequence[Work],
-    sequences: int,
-    tensor: int | None = None,
+def _over_nodes(
+    demand: Demand, gpu: Gpu, sequences: int, gpus_of_nodes: Sequence[int]
 ) -> Degrees | None:
-    """Return how a model that is too large for a node is shared by several, None if it cannot be.
+    """Return how nodes share a model that is too large for one, None if they cannot.
 
-    Each node has a stage of a pipeline, on `tensor` of its GPUs if that is given. These are the
-    fewest nodes that are about as fast for each of them as any number is.
-
-    Args:
-        gpus_of_nodes: GPUs of each node that there is.
-        sequences: Most sequences that an engine runs at once.
-        tensor: GPUs of each node that share a layer, if the settings say it.
+    Each node has a stage of a pipeline, on so many of its GPUs as the settings say, if they do.
     """
-    seconds: dict[Degrees, float] = {}
-    for degrees in allowed(checkpoint, max(gpus_of_nodes, default=0), len(gpus_of_nodes)):
-        nodes = sum(gpus >= degrees.tensor for gpus in gpus_of_nodes)
-        if not 1 < degrees.pipeline <= nodes or tensor not in (None, degrees.tensor):
-            continue
-        model = model_of(checkpoint, engine, degrees.tensor, None, degrees.pipeline)
-        if sequences_with_room(model, gpu, max_length) >= 1:
-            each = [roofline.gpu_seconds(work, model, gpu, sequences) for work in works]
-            seconds[degrees] = degrees.pipeline * sum(each)
+    given = demand.settings.trial.tensor_parallel
+    most = max(gpus_of_nodes, default=0)
+    degrees = [
+        each
+        for each in allowed(demand.checkpoint, most, len(gpus_of_nodes))
+        if 1 < each.pipeline <= sum(gpus >= each.tensor for gpus in gpus_of_nodes)
+        and given in (None, each.tensor)
+    ]
+    return _fewest(_seconds(demand, gpu, sequences, degrees, most))
+
+
+def _seconds(
+    demand: Demand, gpu: Gpu, sequences: int, among: Iterable[Degrees], gpus_per_node: int
+) -> dict[Degrees, float]:
+    """Return the seconds of all works on a node, times the nodes of an engine if it has several.
+
+    Degrees on which the weights and one sequence of the whole context do not fit are left out.
+    """
+    found = {}
+    for degrees in among:
+        model = model_of(
+            demand.checkpoint, demand.settings.engine, degrees.tensor, None, degrees.pipeline
+        )
+        if gpu.memory <= 0 or sequences_with_room(model, gpu, demand.max_length) >= 1:
+            engines = gpus_per_node // degrees.tensor if degrees.pipeline == 1 else 1
+            each = (_part(work, 1 / engines) for work in demand.works)
+            seconds = sum(roofline.gpu_seconds(work, model, gpu, sequences) for work in each)
+            found[degrees] = degrees.pipeline * seconds
+    return found
+
+
+def _fewest(seconds: Mapping[Degrees, float]) -> Degrees | None:
+    """Return the degrees with the fewest nodes and GPUs that take about the shortest time."""
     enough = SAME * min(seconds.values(), default=0.0)
     good = (degrees for degrees, each in seconds.items() if each <= enough)
     return min(good, key=lambda degrees: (degrees.pipeline, degrees.tensor), default=None)
-
-
-def fits(
-    checkpoint: Checkpoint, engine: EngineSettings, gpu: Gpu, tensor: int, max_length: int
-) -> bool:
-    """Return whether the model and one sequence fit on so many GPUs of a node, as far as known."""
-    model = model_of(checkpoint, engine, tensor, None)
-    return gpu.memory <= 0 or sequences_with_room(model, gpu, max_length) >= 1
 
 
 def _part(work: Work, share: float) -> Work:
@@ -214,15 +190,15 @@ def _part(work: Work, share: float) -> Work:
     return work.model_copy(update={name: getattr(work, name) * share for name in counts})
 
 
-def _too_large(
-    checkpoint: Checkpoint, gpu: Gpu, gpus_per_node: int, max_length: int, most: Model
-) -> str:
-    kept = most.kv_bytes(max_length) * most.tensor_parallel / most.kv_shares
-    needed = (most.bytes + kept) / MEMORY_FRACTION / 2**30
+def _too_large(demand: Demand, gpu: Gpu, gpus_per_node: int, most: Degrees) -> str:
+    checkpoint = demand.checkpoint
+    model = model_of(checkpoint, demand.settings.engine, most.tensor, None)
+    kept = model.kv_bytes(demand.max_length) * model.tensor_parallel / model.kv_shares
+    needed = (model.bytes + kept) / MEMORY_FRACTION / 2**30
     return (
         f"checkpoint {checkpoint.path} needs {needed:.1f} GiB of GPU memory "
-        f"({max_length} tokens of context included); a node has {gpus_per_node} GPUs "
-        f"of {gpu.memory / 2**30:g} GiB, of which at most {most.tensor_parallel} can "
+        f"({demand.max_length} tokens of context included); a node has {gpus_per_node} GPUs "
+        f"of {gpu.memory / 2**30:g} GiB, of which at most {most.tensor} can "
         f"share {shared_by(checkpoint)}. Choose nodes with larger GPUs, or a shorter "
         "context: leave out datasets with long prompts, or set [trial] max_length, which cuts them"
     )
