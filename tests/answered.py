@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinate_eval.evaluators.base import harness_evaluator
 from coordinate_eval.evaluators.engines.base import Loading, by_name
+from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.records import Dataset, Request, Response
 from tests.runs import TASKS, published, scores
 from tests.tiny import MAX_LENGTH
@@ -25,7 +25,9 @@ def assert_answered(run: Path, datasets: Sequence[str], weights: Path) -> None:
     assert set(scores(run)) >= set(datasets)
     found = [Response.model_validate_json(line) for path in published(run) for line in path.open()]
     asked: list[Request] = []
-    evaluator = harness_evaluator(weights, [str(TASKS)], "transformers", MAX_LENGTH)
+    evaluator = HarnessEvaluator(
+        tokenizer=weights, max_length=MAX_LENGTH, include_path=[str(TASKS)]
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(TASKS)  # where their data is
         for name in datasets:

@@ -20,7 +20,7 @@ from coordinate_eval.coordinator.inputs import cluster_file, layers
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.run.paths import RunDir
-from coordinate_eval.evaluators.base import harness_evaluator
+from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.records import DatasetResults, Request
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -176,7 +176,9 @@ def test_suite_and_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not {name for name in names if name.startswith("longbench")}
     monkeypatch.chdir(EXAMPLES)
     written: list[Request] = []
-    evaluator = harness_evaluator(tiny_model(), loaded.include_path, "vllm", 1024)
+    evaluator = HarnessEvaluator(
+        tokenizer=tiny_model(), max_length=1024, include_path=loaded.include_path, backend="vllm"
+    )
     built = evaluator.build(names["units"], written.append)
     assert built.items == names["units"].items
     assert len(written) == 8 * 3  # a log-likelihood for each choice

@@ -77,7 +77,7 @@ def test_slices_and_wholes_are_scored_as_their_responses_are(
         whole |= evaluator.finish(dataset, responses(dataset, signal=False), answers).results
     assert scores(finished) == whole
     for dataset in run.suite.datasets[:3]:
-        expected = evaluator.finish_part(dataset, responses(dataset, signal=True), answers)
+        expected = evaluator.finish(dataset, responses(dataset, signal=True), answers, part=True)
         found = signal["datasets"][dataset.name]
         assert found["items"] == expected.items
         for task, metrics in found["estimates"].items():

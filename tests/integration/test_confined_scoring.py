@@ -239,10 +239,11 @@ def test_scores_are_those_of_the_harness(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_mother_shares_no_memory_that_a_child_could_write() -> None:
     prepared = (
-        "import pathlib; from coordinate_eval.evaluators.base import harness_evaluator\n"
-        "harness_evaluator(pathlib.Path('/'), [], 'vllm', 1).prepare()\n"
+        "from pathlib import Path\n"
+        "from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator\n"
+        "HarnessEvaluator(tokenizer=Path('/'), max_length=1).prepare()\n"
         "import evaluate, sklearn.metrics, torch, transformers\n"
-        "print('rw-s' in pathlib.Path('/proc/self/maps').read_text())"
+        "print('rw-s' in Path('/proc/self/maps').read_text())"
     )
     done = subprocess.run(
         [sys.executable, "-c", prepared], capture_output=True, text=True, check=True

@@ -98,7 +98,7 @@ class Scored:
 
     def part(self, samples: dict[str, list[int]]) -> DatasetResults:
         chosen = [r for r in self.responses if r.doc in samples.get(r.task, ())]
-        return self.evaluator.finish_part(self.dataset, reversed(chosen), self.answers)
+        return self.evaluator.finish(self.dataset, reversed(chosen), self.answers, part=True)
 
     def whole(self) -> DatasetResults:
         return self.evaluator.finish(self.dataset, self.responses, self.answers)
@@ -201,9 +201,9 @@ def test_a_limit_does_not_disturb_a_part() -> None:
 def test_half_an_item_or_none_is_no_score() -> None:
     ours = Scored("tiny_votes")
     with pytest.raises(RecordError, match="repeat 2"):
-        ours.evaluator.finish_part(ours.dataset, ours.responses[:2], {})
+        ours.evaluator.finish(ours.dataset, ours.responses[:2], {}, part=True)
     with pytest.raises(UserError, match="no item"):
-        ours.evaluator.finish_part(ours.dataset, [], {})
+        ours.evaluator.finish(ours.dataset, [], {}, part=True)
 
 
 def results(metrics: dict[str, dict[str, Any]]) -> DatasetResults:

@@ -182,7 +182,7 @@ def test_a_part_is_scored_alone(tasks: Path) -> None:
     some = judged.responses()[:3]
     asked = judged.evaluator.questions(judged.dataset, some)
     answers = {q.id: Answer(id=q.id, passed=True, result="[[6]]", seconds=1) for q in asked}
-    found = judged.evaluator.finish_part(judged.dataset, some, answers)
+    found = judged.evaluator.finish(judged.dataset, some, answers, part=True)
     assert (found.items, found.results["t"]["score,none"]) == (3, 6.0)
 
 

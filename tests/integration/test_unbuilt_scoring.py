@@ -192,7 +192,7 @@ class Task:
             evaluator.load(self.dataset, self.index)
         if part is not None:
             given = [response for response in self.responses if response.item < part]
-            return evaluator.finish_part(self.dataset, given, {})
+            return evaluator.finish(self.dataset, given, {}, part=True)
         return evaluator.finish(self.dataset, self.responses, {})
 
 

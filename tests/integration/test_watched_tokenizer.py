@@ -18,7 +18,7 @@ from tests.tiny import tiny_model
 
 from coordinate_eval.evaluators import pulse
 from coordinate_eval.evaluators.harness.prompts.language_models import RequestModel
-from coordinate_eval.evaluators.harness.prompts.tokenizer import WatchedTokenizer, load_tokenizer
+from coordinate_eval.evaluators.harness.prompts.tokenizer import load_tokenizer, load_watched
 from coordinate_eval.evaluators.pulse import EndlessCall, Pulse, PulseWatch
 
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "Grüße 🙂\n"}]
@@ -91,36 +91,33 @@ def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     return folder
 
 
+def answers(tokenizer: Any) -> Iterator[object]:
+    """What a tokenizer says of some texts and a chat: its errors, too."""
+    for text in ("", "a", "Grüße aus Köln, 東京 🙂", "x" * 10_000, "\udc80", "\x00\u2028</s>"):
+        for options in ({}, {"add_special_tokens": True}, {"add_special_tokens": False}):
+            try:
+                yield tokenizer.encode(text, **options)
+            except Exception as error:
+                yield type(error)
+    yield from (tokenizer.decode([5, 300, 1]), tokenizer.decode(1))
+    for more in (True, False):
+        options = {"add_generation_prompt": more, "continue_final_message": not more}
+        yield tokenizer.apply_chat_template(CHAT, tokenize=False, **options)
+
+
 def test_it_answers_as_the_tokenizer_itself(folder: Path, note: int) -> None:
     template(
         folder,
         "{% for m in messages %}<|turn|>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
         "{% if add_generation_prompt %}<|turn|>{% endif %}",
     )
-    here, there = load_tokenizer(folder), WatchedTokenizer(folder, Pulse(note))
-    for name in ("bos_token", "bos_token_id", "eos_token", "eos_token_id", "name_or_path"):
-        assert getattr(there, name) == getattr(here, name)
-    for text in ("", "a", "Grüße aus Köln, 東京 🙂", "x" * 10_000, "\udc80", "\x00\u2028</s>"):
-        for options in ({}, {"add_special_tokens": True}, {"add_special_tokens": False}):
-            try:
-                expected = here.encode(text, **options)
-            except Exception as error:
-                with pytest.raises(type(error)):
-                    there.encode(text, **options)
-                continue
-            assert there.encode(text, **options) == expected
-    assert there.decode([5, 300, 1]) == here.decode([5, 300, 1])
-    assert there.decode(1) == here.decode(1)
-    for more in (True, False):
-        options = {"add_generation_prompt": more, "continue_final_message": not more}
-        options["tokenize"] = False
-        expected = here.apply_chat_template(CHAT, **options)
-        assert there.apply_chat_template(CHAT, **options) == expected
+    expected = list(answers(load_tokenizer(folder)))
+    assert list(answers(load_watched(folder, Pulse(note)))) == expected
 
 
 def test_it_has_a_chat_template_only_if_the_checkpoint_has_one(folder: Path, note: int) -> None:
     def has_one() -> bool:
-        made = WatchedTokenizer(folder, Pulse(note))
+        made = load_watched(folder, Pulse(note))
         model = RequestModel(lambda: made, max_length=99, backend="vllm", think_end=None)
         return model.has_chat_template
 
@@ -130,12 +127,12 @@ def test_it_has_a_chat_template_only_if_the_checkpoint_has_one(folder: Path, not
 
 
 def test_a_template_may_refuse_a_chat(folder: Path, note: int) -> None:
-    made = WatchedTokenizer(template(folder, "{{ raise_exception('no system') }}"), Pulse(note))
+    made = load_watched(template(folder, "{{ raise_exception('no system') }}"), Pulse(note))
     with pytest.raises(TemplateError, match="no system"):
         made.apply_chat_template(CHAT, tokenize=False)
     # Prompts with a system message are then made without one: each item fails once.
     text = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}ok"
-    made = WatchedTokenizer(template(folder, text), Pulse(note))
+    made = load_watched(template(folder, text), Pulse(note))
     for _ in range(1500):
         with pytest.raises(TemplateError):
             made.apply_chat_template(CHAT, tokenize=False)
@@ -170,8 +167,8 @@ def test_a_template_without_an_end_is_ended(folder: Path, note: int, text: str) 
     template(folder, text)
 
     def render() -> str:
-        made = WatchedTokenizer(folder, Pulse(note))
-        return made.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+        made = load_watched(folder, Pulse(note))
+        return str(made.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True))
 
     said = in_a_process(note, render)
     assert re.match(r"ended: the chat template (takes|makes)|\w+Error: ", said)
@@ -222,7 +219,7 @@ def test_a_tokenizer_without_an_end_is_ended(
     changed(folder, change)
 
     def cut() -> int:
-        return len(WatchedTokenizer(folder, Pulse(note)).encode("aaaa" * 100))
+        return len(load_watched(folder, Pulse(note)).encode("aaaa" * 100))
 
     said = in_a_process(note, cut)
     assert re.match(r"\d+$|ended: |UserError: |ValueError: ", said)
@@ -249,13 +246,13 @@ def test_a_panic_of_its_library_is_an_error(
     folder: Path, note: int, broken: dict[str, Any], said: str
 ) -> None:
     changed(folder, lambda tree: tree.update(broken))
-    cut = in_a_process(note, lambda: WatchedTokenizer(folder, Pulse(note)).encode("a"))
+    cut = in_a_process(note, lambda: load_watched(folder, Pulse(note)).encode("a"))
     assert cut.startswith(said)
 
 
 def test_a_tokenizer_that_expands_texts_is_refused(folder: Path, note: int) -> None:
     changed(folder, replacing("1", "1" * 5000))
-    said = in_a_process(note, lambda: WatchedTokenizer(folder, Pulse(note)).encode("1" * 2000))
+    said = in_a_process(note, lambda: load_watched(folder, Pulse(note)).encode("1" * 2000))
     assert re.search("makes|memory|seconds", said)
 
 
@@ -265,7 +262,7 @@ def test_texts_that_a_task_makes_until_they_are_long_enough_end(folder: Path, no
     (folder / "tokenizer.json").write_text(json.dumps(tree))
 
     def make() -> None:
-        WatchedTokenizer(folder, Pulse(note))
+        load_watched(folder, Pulse(note))
         own, text = load_tokenizer(folder), "a text "  # as a task loads it
         while len(own(text).input_ids) < 1000:
             text *= 2
@@ -278,7 +275,7 @@ def test_a_task_that_tries_what_fails_for_ever_ends(folder: Path, note: int) -> 
     template(folder, "{{ raise_exception('no') }}")
 
     def make() -> None:
-        made = WatchedTokenizer(folder, Pulse(note))
+        made = load_watched(folder, Pulse(note))
         while True:
             with contextlib.suppress(Exception):
                 made.apply_chat_template(CHAT, tokenize=False)
@@ -290,7 +287,7 @@ def test_many_slow_calls_end(folder: Path, note: int) -> None:
     template(folder, "{% for a in range(15) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
 
     def make() -> None:
-        made = WatchedTokenizer(folder, Pulse(note))
+        made = load_watched(folder, Pulse(note))
         while True:
             made.apply_chat_template(CHAT, tokenize=False)
 
@@ -299,7 +296,7 @@ def test_many_slow_calls_end(folder: Path, note: int) -> None:
 
 
 def test_long_texts_of_few_tokens_may_be_cut_short(folder: Path, note: int) -> None:
-    made = WatchedTokenizer(folder, Pulse(note))
+    made = load_watched(folder, Pulse(note))
     own = load_tokenizer(folder)
     assert len(own("the cat " * 20_000, truncation=True, max_length=5).input_ids) == 5
     assert len(own(["the cat", "sat"]).input_ids) == 2

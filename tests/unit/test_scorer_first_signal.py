@@ -41,16 +41,17 @@ class FakeEvaluator:
     def questions(self, dataset: Dataset, responses: ResponseFiles) -> list[Question]:
         raise NotImplementedError
 
-    def finish_part(
-        self, dataset: Dataset, responses: ResponseFiles, answers: AnswerFiles
-    ) -> DatasetResults:
-        self.parts += 1
-        self._part()
-        return self.finish(dataset, responses, answers)
-
     def finish(
-        self, dataset: Dataset, responses: ResponseFiles, answers: AnswerFiles
+        self,
+        dataset: Dataset,
+        responses: ResponseFiles,
+        answers: AnswerFiles,
+        *,
+        part: bool = False,
     ) -> DatasetResults:
+        if part:
+            self.parts += 1
+            self._part()
         items = len({response.item for response in responses})
         metrics = {"acc,none": items / 10, "acc_stderr,none": 0.01}
         return DatasetResults(

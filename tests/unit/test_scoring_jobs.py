@@ -54,15 +54,18 @@ class FakeEvaluator:
         ]
 
     def finish(
-        self, dataset: Dataset, responses: ResponseFiles, answers: AnswerFiles
+        self,
+        dataset: Dataset,
+        responses: ResponseFiles,
+        answers: AnswerFiles,
+        *,
+        part: bool = False,
     ) -> DatasetResults:
         self.finished.append(dataset.name)
         self._does(dataset.name)
         return DatasetResults(
             dataset=dataset.name, items=len(answers), results={}, cpu_seconds=CPU_SECONDS
         )
-
-    finish_part = finish
 
 
 @pytest.fixture

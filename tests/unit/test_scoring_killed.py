@@ -60,12 +60,15 @@ class SlowEvaluator:
         ]
 
     def finish(
-        self, dataset: Dataset, responses: ResponseFiles, answers: AnswerFiles
+        self,
+        dataset: Dataset,
+        responses: ResponseFiles,
+        answers: AnswerFiles,
+        *,
+        part: bool = False,
     ) -> DatasetResults:
         time.sleep(0.03)
         return DatasetResults(dataset=dataset.name, items=len(answers), results={})
-
-    finish_part = finish
 
 
 def job(run_dir: RunDir, number: int) -> None:

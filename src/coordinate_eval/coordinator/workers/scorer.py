@@ -24,7 +24,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.comparison.deciding import compare_at
@@ -42,7 +42,6 @@ from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.workers.pull import Puller, own_index, pull
 from coordinate_eval.coordinator.workers.signals import until_stopped
 from coordinate_eval.errors import CoordinateError
-from coordinate_eval.evaluators.base import Scorer
 from coordinate_eval.evaluators.confined.evaluator import ConfinedEvaluator
 from coordinate_eval.evaluators.confined.messages import Setup
 from coordinate_eval.evaluators.confined.process import ProcessEnded
@@ -52,6 +51,7 @@ from coordinate_eval.records import (
     Dataset,
     DatasetItems,
     DatasetRequests,
+    DatasetResults,
     Question,
     Shard,
     Span,
@@ -115,6 +115,25 @@ def start_evaluator(
     )
 
 
+class Scorer(Protocol):
+    """The part of `ConfinedEvaluator` that a job asks."""
+
+    def questions(self, dataset: Dataset, responses: ResponseFiles) -> list[Question]:
+        """Return the questions that the metric asks about some items, without duplicates."""
+        ...
+
+    def finish(
+        self,
+        dataset: Dataset,
+        responses: ResponseFiles,
+        answers: AnswerFiles,
+        *,
+        part: bool = False,
+    ) -> DatasetResults:
+        """Score the dataset from all of its responses, or some items as if it had no others."""
+        ...
+
+
 class ScoringJob(Puller):
     """Writes questions, estimates and results."""
 
@@ -172,7 +191,7 @@ class ScoringJob(Puller):
     def _write_estimate(self, dataset: Dataset, shards: list[Shard]) -> None:
         responses = response_files(self._dir, shards)
         answers = answer_files(self._dir, self._run, shards)
-        results = self._evaluator.finish_part(dataset, responses, answers)
+        results = self._evaluator.finish(dataset, responses, answers, part=True)
         signal = first_signal.estimate(results, self._indexes[dataset.name])
         self._store_estimate(dataset.name, signal)
 
@@ -185,7 +204,7 @@ class ScoringJob(Puller):
         first = [shard for shard in shards if shard.stop <= span.stop]
         responses = response_files(self._dir, first)
         answers = answer_files(self._dir, self._run, first)
-        results = _ask(lambda: self._evaluator.finish_part(dataset, responses, answers))
+        results = _ask(lambda: self._evaluator.finish(dataset, responses, answers, part=True))
         scored = DatasetItems(dataset=dataset.name, tables=results.item_scores)
         self._store_look(span, PartScores(results=results, items=scored))
 

@@ -16,9 +16,10 @@ import socket
 import sys
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from coordinate_eval._engines import kind_of
 from coordinate_eval.errors import CoordinateError, DataMissing
-from coordinate_eval.evaluators.base import Evaluator, harness_evaluator
 from coordinate_eval.evaluators.confined.messages import (
     MOST_ERROR_CHARACTERS,
     Command,
@@ -32,6 +33,9 @@ from coordinate_eval.evaluators.harness.prompts.tokenizer import tokenizers_alon
 from coordinate_eval.evaluators.pulse import Pulse
 from coordinate_eval.evaluators.sandbox.inside import end_with_parent
 from coordinate_eval.records import Dataset, DatasetRequests, ItemRequests, Request
+
+if TYPE_CHECKING:
+    from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 
 STACKS_BYTES = 4 << 30
 """Bytes of address space in addition to the memory, for stacks of threads: most stay untouched."""
@@ -66,16 +70,7 @@ def main() -> None:
         tokenizers_alone()
     with contextlib.suppress(FileNotFoundError, PermissionError):  # no data of a task is there
         os.chdir(setup.folder)
-    evaluator = harness_evaluator(
-        Path(setup.tokenizer),
-        setup.include_path,
-        setup.engine,
-        setup.max_length,
-        Pulse(descriptors[2]) if what == "build" else None,
-        Path(setup.kept_tasks) if setup.kept_tasks else None,
-        (setup.judge_model, setup.judge_revision),
-        Path(setup.baselines) if setup.baselines else None,
-    )
+    evaluator = _evaluator(setup, Pulse(descriptors[2]) if what == "build" else None)
     if what == "score":
         evaluator.prepare()
     gc.freeze()
@@ -98,8 +93,28 @@ def main() -> None:
     fork_for_each(socket.socket(fileno=descriptors[0]), score)
 
 
+def _evaluator(setup: Setup, pulse: Pulse | None) -> "HarnessEvaluator":
+    """Return the evaluator of all datasets. Its import takes seconds."""
+    from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
+    from coordinate_eval.evaluators.harness.tasks.judged_task import Panel
+
+    return HarnessEvaluator(
+        tokenizer=Path(setup.tokenizer),
+        max_length=setup.max_length,
+        include_path=setup.include_path,
+        backend=kind_of(setup.engine).model_class,
+        pulse=pulse,
+        kept_tasks=Path(setup.kept_tasks) if setup.kept_tasks else None,
+        panel=Panel(
+            setup.judge_model,
+            setup.judge_revision,
+            Path(setup.baselines) if setup.baselines else None,
+        ),
+    )
+
+
 def _answer(
-    evaluator: Evaluator,
+    evaluator: "HarnessEvaluator",
     commands: int,
     replies: int,
     responses: ResponseFiles,
@@ -169,7 +184,7 @@ def _mirror(source: Path, target: Path) -> None:
 
 
 def _reply(
-    evaluator: Evaluator, command: Command, responses: ResponseFiles, answers: AnswerFiles
+    evaluator: "HarnessEvaluator", command: Command, responses: ResponseFiles, answers: AnswerFiles
 ) -> Reply:
     try:
         return _call(evaluator, command, responses, answers)
@@ -184,7 +199,7 @@ def _reply(
 
 
 def _call(
-    evaluator: Evaluator, command: Command, responses: ResponseFiles, answers: AnswerFiles
+    evaluator: "HarnessEvaluator", command: Command, responses: ResponseFiles, answers: AnswerFiles
 ) -> Reply:
     number, dataset = command.number, command.dataset
     if command.work is Work.BUILD:
@@ -204,11 +219,11 @@ def _call(
         return Reply(number=number, samples=[noted[n].logged() for n in command.positions])
     if command.work is Work.ITEM_SCORES:
         return Reply(number=number, item_scores=evaluator.item_scores())
-    finish = evaluator.finish if command.work is Work.FINISH else evaluator.finish_part
-    return Reply(number=number, results=finish(dataset, responses, answers))
+    results = evaluator.finish(dataset, responses, answers, part=command.part)
+    return Reply(number=number, results=results)
 
 
-def _build(evaluator: Evaluator, dataset: Dataset, path: Path) -> DatasetRequests:
+def _build(evaluator: "HarnessEvaluator", dataset: Dataset, path: Path) -> DatasetRequests:
     """Write the requests of a dataset to a new file, and return their index with its offsets."""
     offsets: list[int] = []
     of_item: list[Request] = []

@@ -142,9 +142,14 @@ class ConfinedEvaluator:
         return questions
 
     def finish(
-        self, dataset: Dataset, responses: ResponseFiles, answers: AnswerFiles
+        self,
+        dataset: Dataset,
+        responses: ResponseFiles,
+        answers: AnswerFiles,
+        *,
+        part: bool = False,
     ) -> DatasetResults:
-        """Score the dataset from all of its responses.
+        """Score the dataset from all of its responses, or some items as if it had no others.
 
         Raises:
             UserError: a response is missing or answers another prompt, the task's own code fails,
@@ -154,24 +159,12 @@ class ConfinedEvaluator:
             OSError: a file of the run cannot be read now, or no process can be started.
         """
         with self._loaded(dataset, responses, answers) as loaded:
-            return self._scores(Work.FINISH, loaded)
-
-    def finish_part(
-        self, dataset: Dataset, responses: ResponseFiles, answers: AnswerFiles
-    ) -> DatasetResults:
-        """Score some items as if the dataset had no others. Raises as `finish` does."""
-        with self._loaded(dataset, responses, answers) as loaded:
-            return self._scores(Work.FINISH_PART, loaded)
-
-    def _scores(self, work: Work, loaded: _Loaded) -> DatasetResults:
-        """Return what a process says of the scores of a dataset, and of its items."""
-        dataset = loaded.dataset
-        results = loaded.ask(work).results
-        if results is None:
-            raise RecordError(f"dataset {dataset.name!r}: its process gave no scores")
-        check_names(results, loaded.names, dataset)
-        tables = loaded.ask(Work.ITEM_SCORES).item_scores
-        check_item_scores(tables, loaded.names, self._indexes[dataset.name].items, dataset)
+            results = loaded.ask(Work.FINISH, part=part).results
+            if results is None:
+                raise RecordError(f"dataset {dataset.name!r}: its process gave no scores")
+            check_names(results, loaded.names, dataset)
+            tables = loaded.ask(Work.ITEM_SCORES).item_scores
+            check_item_scores(tables, loaded.names, self._indexes[dataset.name].items, dataset)
         noted = {"item_scores": tables, "cpu_seconds": loaded.cpu_seconds}
         return results.model_copy(update=noted)
 

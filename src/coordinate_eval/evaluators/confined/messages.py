@@ -78,7 +78,6 @@ class Work(StrEnum):
     LOAD = "load"
     QUESTIONS = "questions"
     FINISH = "finish"
-    FINISH_PART = "finish_part"
     ITEM_SCORES = "item_scores"
     VERDICTS = "verdicts"
     SAMPLES = "samples"

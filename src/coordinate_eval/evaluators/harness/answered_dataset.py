@@ -49,7 +49,7 @@ class Selection:
     """Some documents of a dataset, as arguments of the harness's `evaluate`."""
 
     table: dict[str, Any]
-    samples: Mapping[str, list[int]]
+    samples: Mapping[str, list[int]] | None
     recorded: dict[int, list[Any]]
     """The responses by the `id()` of an instance."""
 
@@ -91,6 +91,13 @@ class AnsweredDataset(ABC):
         python_state, numpy_state = self.random_states
         random.setstate(python_state)
         np.random.set_state(numpy_state)
+
+    @contextmanager
+    def whole(self, answered: Answered) -> Iterator[Selection]:
+        """Keep the whole dataset, whose instances these are, inside the block."""
+        yield Selection(
+            self.loaded.table, None, {id(ask.instance): given for ask, given in answered}
+        )
 
     @contextmanager
     def only(self, answered: Answered) -> Iterator[Selection]:

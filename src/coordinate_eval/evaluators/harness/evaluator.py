@@ -70,7 +70,6 @@ from coordinate_eval.records import (
     DatasetRequests,
     DatasetResults,
     ItemScores,
-    Outputs,
     Question,
     Request,
     RequestKind,
@@ -86,7 +85,8 @@ from coordinate_eval.records import (
 class HarnessEvaluator:
     """An evaluator for any task, group or tag of the harness, and for the user's own tasks.
 
-    Use it in one thread only: the harness seeds and uses global random generators.
+    No method needs a model or a GPU. Use it in one thread only: the harness seeds and uses global
+    random generators.
     """
 
     def __init__(
@@ -134,7 +134,13 @@ class HarnessEvaluator:
         self._item_scores: list[ItemScores] = []
 
     def build(self, dataset: Dataset, write: Callable[[Request], None]) -> DatasetRequests:
-        """Call `write` with every request of the dataset, in item order."""
+        """Call `write` with every request of the dataset, in item order.
+
+        Returns the index of the requests. The caller fills in its `offsets`, `key` and `built`.
+
+        Raises:
+            UserError: the task is unknown, malformed, or has no items.
+        """
         prompt_tokens = cached_tokens = generate_requests = 0
         largest, context = -1, 0
         by_task: Counter[str] = Counter()
@@ -205,12 +211,14 @@ class HarnessEvaluator:
         )
 
     def prepare(self) -> None:
-        """Import and read what all datasets need, before this process is forked."""
+        """Import and read what all datasets need. Processes that score are forked afterwards."""
         with harness_session():
             self._loader.prepare()
 
     def load(self, dataset: Dataset, index: DatasetRequests) -> list[str]:
         """Load the dataset's tasks, and make its prompts if scoring has to compare them.
+
+        `index` is what `build` returned. What is loaded stays in memory until another dataset is.
 
         Returns:
             the names that its results may have, of its tasks and groups.
@@ -221,7 +229,10 @@ class HarnessEvaluator:
         return result_names(dataset, top=loaded.top, names=[*loaded.tasks, *loaded.table["groups"]])
 
     def questions(self, dataset: Dataset, responses: Iterable[Response]) -> list[Question]:
-        """Return the questions that the metric asks about some items, without duplicates."""
+        """Return the questions that the metric asks about some items, without duplicates.
+
+        `responses` holds all responses to these items, in any order.
+        """
         collector = Collector()
         with harness_session():
             found, answered = self._kept.answered(dataset, responses, whole=False)
@@ -233,49 +244,16 @@ class HarnessEvaluator:
         return collector.questions
 
     def finish(
-        self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
+        self,
+        dataset: Dataset,
+        responses: Iterable[Response],
+        answers: Mapping[str, Answer],
+        *,
+        part: bool = False,
     ) -> DatasetResults:
-        """Score the dataset from all of its responses.
+        """Score the dataset from all of its responses, or a part of its items.
 
-        Raises:
-            RecordError: a response or an answer is missing, or answers another prompt.
-            UserError: the task's own code fails.
-        """
-        book, read = AnswerBook(answers), ReadResponses(responses)
-        with harness_session():
-            found, answered = self._kept.answered(dataset, read, whole=True)
-            outputs = self._tally(dataset, answered, read)
-            found.loaded.count_anew()
-            tasks, items = found.loaded.tasks, ItemBook(answered, found.documents())
-            with answered_by(book), own_code(dataset), items.noting(tasks):
-                evaluated = evaluate(
-                    ReplayModel({id(ask.instance): given for ask, given in answered}),
-                    found.loaded.table,
-                    limit=dataset.limit,
-                    log_samples=False,
-                    confirm_run_unsafe_code=True,
-                )
-            _check_answered(dataset, book)
-            judge = self._about_judge(dataset, found, answered)
-        names = result_names(dataset, top=found.loaded.top, names=tasks)
-        self._item_scores = items.tables(tasks, dict(zip(tasks, names, strict=True)))
-        results = dataset_results(
-            dataset, top=found.loaded.top, items=found.items, evaluated=evaluated
-        )
-        if dataset.rubric is not None:
-            results = in_order(results)
-        noted = {"judge": judge, **_noted(found, book, outputs)}
-        return results.model_copy(update=noted)
-
-    def item_scores(self) -> list[ItemScores]:
-        """Return the scores of each item of the dataset that was finished last."""
-        return self._item_scores
-
-    def finish_part(
-        self, dataset: Dataset, responses: Iterable[Response], answers: Mapping[str, Answer]
-    ) -> DatasetResults:
-        """Score some items as if the dataset had no others. All their responses must be given.
-
+        A `part` is scored as if the dataset had no other items. All of its responses must be given.
         Leaf tasks with no item or only one are left out, also from their groups' scores: a single
         item has no standard error, and then its group would have none. If every leaf task has only
         one item, all are kept. The scores equal those of the harness with its `samples` argument
@@ -283,23 +261,27 @@ class HarnessEvaluator:
 
         Raises:
             RecordError: a response or an answer is missing, or answers another prompt.
-            UserError: there is no response, or the task's own code fails.
+            UserError: a part has no response, or the task's own code fails.
         """
         book, read = AnswerBook(answers), ReadResponses(responses)
         with harness_session():
-            found, given = self._kept.answered(dataset, read, whole=False)
-            answered = of_many(given)
+            found, given = self._kept.answered(dataset, read, whole=not part)
+            answered = of_many(given) if part else given
             if not answered:
                 raise UserError(f"dataset {dataset.name!r}: no item has a response")
-            outputs = self._tally(dataset, answered, read)
+            outputs = tally(
+                generated_texts(answered), read.cut, self._scripts.get(key_of(dataset), {})
+            )
+            found.loaded.count_anew()
             items = ItemBook(answered, found.documents())
-            with found.only(answered) as part:
-                tasks = part.table["tasks"]
+            with found.only(answered) if part else found.whole(answered) as chosen:
+                tasks = chosen.table["tasks"]
                 with answered_by(book), own_code(dataset), items.noting(tasks):
                     evaluated = evaluate(
-                        ReplayModel(part.recorded),
-                        part.table,
-                        samples=part.samples,
+                        ReplayModel(chosen.recorded),
+                        chosen.table,
+                        limit=None if part else dataset.limit,
+                        samples=chosen.samples,
                         log_samples=False,
                         confirm_run_unsafe_code=True,
                     )
@@ -307,15 +289,22 @@ class HarnessEvaluator:
                 self._item_scores = items.tables(tasks, dict(zip(tasks, names, strict=True)))
             _check_answered(dataset, book)
             judge = self._about_judge(dataset, found, answered)
-        count = len({ask.item for ask, _ in answered})
+        count = len({ask.item for ask, _ in answered}) if part else found.items
         results = dataset_results(dataset, top=found.loaded.top, items=count, evaluated=evaluated)
         if dataset.rubric is not None:
             results = in_order(results)
-        return results.model_copy(update={"judge": judge, **_noted(found, book, outputs)})
+        noted = {
+            "judge": judge,
+            "toolchains": book.toolchains,
+            "plain_chat": found.plain_chat,
+            "own_answers": found.own_answers,
+            "outputs": outputs,
+        }
+        return results.model_copy(update=noted)
 
-    def _tally(self, dataset: Dataset, answered: Answered, read: ReadResponses) -> Outputs | None:
-        scripts = self._scripts.get(key_of(dataset), {})
-        return tally(generated_texts(answered), read.cut, scripts)
+    def item_scores(self) -> list[ItemScores]:
+        """Return the scores of each item of the dataset that was finished last."""
+        return self._item_scores
 
     def _about_judge(
         self, dataset: Dataset, found: AnsweredDataset, answered: Answered
@@ -370,16 +359,6 @@ class HarnessEvaluator:
             shown = dict(zip(tasks, names, strict=True))
             self._noted[key] = list(book.noted(evaluated["samples"], items, shown))
         return self._noted[key]
-
-
-def _noted(found: AnsweredDataset, book: AnswerBook, outputs: Outputs | None) -> dict[str, Any]:
-    """Return what results tell besides scores."""
-    return {
-        "toolchains": book.toolchains,
-        "plain_chat": found.plain_chat,
-        "own_answers": found.own_answers,
-        "outputs": outputs,
-    }
 
 
 def _scripts(built: BuiltDataset) -> dict[str, list[str]]:

@@ -29,7 +29,7 @@ from coordinate_eval.evaluators.harness.prompts.language_models import (
     Generation,
     RequestModel,
 )
-from coordinate_eval.evaluators.harness.prompts.tokenizer import WatchedTokenizer, load_tokenizer
+from coordinate_eval.evaluators.harness.prompts.tokenizer import load_tokenizer, load_watched
 from coordinate_eval.evaluators.harness.tasks.made_from import (
     item_digests,
     made_from,
@@ -224,10 +224,10 @@ class KeptDataset:
         return json.dumps([*options, metadata.version("lm_eval")])
 
     @cached_property
-    def _tokenizer(self) -> Any:  # noqa: ANN401  one of many classes of transformers, or ours
+    def _tokenizer(self) -> Any:  # noqa: ANN401  one of many classes of transformers
         if self._pulse is None:
             return load_tokenizer(self._tokenizer_folder)
-        return WatchedTokenizer(self._tokenizer_folder, self._pulse)
+        return load_watched(self._tokenizer_folder, self._pulse)
 
     @cached_property
     def _tokenizer_digest(self) -> str:

@@ -131,7 +131,7 @@ class RequestModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     @property
     def has_chat_template(self) -> bool:
         """Return whether the checkpoint has a chat template: in a file, or in code as Mistral's."""
-        return has_chat_template(getattr(self.tokenizer, "watched", self.tokenizer))
+        return has_chat_template(self.tokenizer)
 
     def apply_chat_template(
         self, chat_history: Sequence[Message], add_generation_prompt: bool = True

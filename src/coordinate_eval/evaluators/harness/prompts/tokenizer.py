@@ -150,47 +150,11 @@ _WATCHED: Final = {
 }
 
 
-class WatchedTokenizer:
-    """A transformers tokenizer, as far as prompts need it."""
-
-    def __init__(self, folder: Path, pulse: Pulse) -> None:
-        """Load the tokenizer. From then on all of its class are watched in this process.
-
-        Raises:
-            UserError: there is none, or transformers does not know its class.
-        """
-        self.watched: Any = pulse.call(_LOADING, load_tokenizer, folder)
-        _Limits(pulse).put_on(type(self.watched))
-        self.name_or_path = str(folder)
-        self.bos_token_id: int | None = self.watched.bos_token_id
-        self.eos_token_id: int | None = self.watched.eos_token_id
-        self.bos_token: str | None = self.watched.bos_token
-        self.eos_token: str | None = self.watched.eos_token
-        self.chat_template: object = self.watched.chat_template
-
-    def __call__(self, texts: list[str], **options: bool) -> Mapping[str, list[list[int]]]:
-        """Return the tokens of several texts, as `input_ids`."""
-        made: Mapping[str, list[list[int]]] = self.watched(texts, **options)
-        return made
-
-    def encode(self, text: str, **options: bool) -> list[int]:
-        """Return the tokens of a text."""
-        tokens: list[int] = self.watched.encode(text, **options)
-        return tokens
-
-    def decode(self, tokens: int | list[int]) -> str:
-        """Return the text of tokens."""
-        text: str = self.watched.decode(tokens)
-        return text
-
-    def apply_chat_template(self, messages: list[dict[str, str]], **options: bool) -> str:
-        """Return a chat as text.
-
-        Raises:
-            TemplateError: the template refuses it.
-        """
-        text: str = self.watched.apply_chat_template(messages, **options)
-        return text
+def load_watched(folder: Path, pulse: Pulse) -> Any:  # noqa: ANN401  as above
+    """Load a tokenizer as `load_tokenizer` does, and watch all of its class in this process."""
+    tokenizer = pulse.call(_LOADING, load_tokenizer, folder)
+    _Limits(pulse).put_on(type(tokenizer))
+    return tokenizer
 
 
 class _Limits:

@@ -60,11 +60,10 @@ _KNOWN: Final = re.compile(
 class WordTokens:
     """Makes the tokens of texts. They are those of the tokenizer's own `encode`."""
 
-    def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401  of transformers, or a watched one
+    def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401  of transformers
         """Prepare it for a tokenizer."""
         self._tokenizer = tokenizer
-        by_words = cuts_at_words(getattr(tokenizer, "watched", tokenizer))
-        self._first = _first_tokens(tokenizer) if by_words else None
+        self._first = _first_tokens(tokenizer) if cuts_at_words(tokenizer) else None
         self._whole = lru_cache(maxsize=8)(self._encode)  # the choices have one context
         self._known: dict[str, list[int]] = {}
         self._shared = self._head = ""
