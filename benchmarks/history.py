@@ -29,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._trainings import DATASETS, Kind, training
 from coordinate_eval.coordinator.history import measured
-from coordinate_eval.coordinator.history.columns import Plain
-from coordinate_eval.coordinator.history.measured import Measured
+from coordinate_eval.coordinator.history.measured import Measured, Plain
 
 COMMANDS = (
     "history", "history --all", "history --csv", "history --json",

@@ -22,7 +22,6 @@ from coordinate_eval.coordinator.cli.output import (
     write_json,
 )
 from coordinate_eval.coordinator.history import measured
-from coordinate_eval.coordinator.history.columns import in_columns
 from coordinate_eval.coordinator.history.measured import Measured
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import (
@@ -277,7 +276,7 @@ def _document(found: Series, columns: Sequence[Column], form: _Form) -> dict[str
                 each.name: None if value is None else value._asdict()
                 for each, value in zip(columns, values, strict=True)
             },
-            "scores": in_columns(row.scores).document(),
+            "scores": {name: score._asdict() for name, score in row.scores.items()},
             "missing": list(row.missing),
             "decided": row.decided,
         }
@@ -358,7 +357,7 @@ def _long(found: Series, form: _Form) -> Iterator[dict[str, Any]]:
                 "dataset": name,
                 "group": found.groups.get(name),
                 "decided": row.decided,
-                **row.score(name)._asdict(),
+                **row.scores[name]._asdict(),
             }
 
 
