@@ -1,13 +1,16 @@
 """Output to the terminal: as tables, without the warnings of other libraries."""
 
 import contextlib
+import csv
+import io
 import logging
 import math
 import os
 import sys
+import time
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, Self
 
 from pydantic_core import PydanticSerializationError, to_json
 from rich.cells import cell_len
@@ -19,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinate_eval import _files
-from coordinate_eval._format import plural, visible, visible_json
+from coordinate_eval._format import plain, plural, visible, visible_json
 from coordinate_eval.coordinator.cli.streams import printable_output
 from coordinate_eval.coordinator.report.main_metric import metrics
 from coordinate_eval.coordinator.report.results import AggregateScore
@@ -137,17 +140,12 @@ def quiet_libraries(*, verbose: bool) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def width_of(cells: Sequence[str]) -> int:
-    """Return the columns of a terminal that the widest of some texts takes."""
-    return max(map(cell_len, cells))
-
-
-def framed(columns: Sequence[Sequence[str]]) -> str:
+def framed(columns: Sequence[Sequence[str]], heads: int = 1) -> str:
     """Return columns of cells, the first ones their heads, in the frame of the other tables.
 
     rich takes twenty times as long to draw ten thousand lines.
     """
-    widths = [*map(width_of, columns)]
+    widths = [*map(_width_of, columns)]
 
     def line(left: str, middle: str, right: str, fill: str) -> str:
         return left + middle.join(fill * (width + 2) for width in widths) + right
@@ -156,10 +154,68 @@ def framed(columns: Sequence[Sequence[str]]) -> str:
         return " " * (1 + width - cell_len(text)) + text + " "
 
     padded = [[cell(t, width) for t in c] for c, width in zip(columns, widths, strict=True)]
-    head, *body = zip(*padded, strict=True)
-    lines = [line("┏", "┳", "┓", "━"), f"┃{'┃'.join(head)}┃", line("┡", "╇", "┩", "━")]
-    lines += [f"│{'│'.join(cells)}│" for cells in body]
+    rows = list(zip(*padded, strict=True))
+    lines = [line("┏", "┳", "┓", "━"), *(f"┃{'┃'.join(cells)}┃" for cells in rows[:heads])]
+    lines += [line("┡", "╇", "┩", "━"), *(f"│{'│'.join(cells)}│" for cells in rows[heads:])]
     return "\n".join([*lines, line("└", "┴", "┘", "─"), ""])
+
+
+def print_in_parts(
+    first: Sequence[Sequence[str]], others: Sequence[Sequence[str]], heads: int = 1
+) -> None:
+    """Print columns of cells as tables that fit the terminal, each with the first columns."""
+    first, others = ([[*map(plain, column)] for column in each] for each in (first, others))
+    room = table_console().width
+    begin = 1 + sum(_width_of(column) + 3 for column in first)
+    parts: list[list[Sequence[str]]] = []
+    used = room
+    for column in others:
+        needed = _width_of(column) + 3
+        if used + needed > room:
+            parts.append([*first])
+            used = begin
+        parts[-1].append(column)
+        used += needed
+    for part in parts:
+        sys.stdout.write(visible(framed(part, heads)))
+
+
+def _width_of(cells: Sequence[str]) -> int:
+    """Return the columns of a terminal that the widest of some texts takes."""
+    return max(map(cell_len, cells))
+
+
+def write_csv(rows: Iterable[Iterable[object]]) -> None:
+    """Write rows of comma-separated values to stdout. None is an empty cell."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    sys.stdout.write(visible(text.getvalue()))
+
+
+class Ticker:
+    """A line that changes in place on a terminal, and elsewhere a line for each change."""
+
+    def __init__(self, console: Console, first: str) -> None:
+        self._console = console
+        self._status = console.status(escape(first)) if console.is_terminal else None
+        self._last, self._when = "", 0.0
+
+    def __enter__(self) -> Self:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def update(self, what: str, more: str = "") -> None:
+        """Show a line in place of the last; off a terminal only if `what` is new, or it is time."""
+        if self._status is not None:
+            self._status.update(escape(what + more))
+        elif what != self._last or time.monotonic() - self._when > QUIET_SECONDS:
+            self._console.print(what + more, markup=False, highlight=False, soft_wrap=True)
+            self._last, self._when = what, time.monotonic()
 
 
 @contextlib.contextmanager
@@ -171,12 +227,19 @@ def errors_are_no_verdict() -> Iterator[None]:
         raise UserError(str(error)) from error
 
 
+class _Table(Table):
+    """A table whose texts are shown as they are: what has a style is a `Text`."""
+
+    def add_row(self, *cells: Any, **more: Any) -> None:  # noqa: ANN401 - rich's own
+        super().add_row(*(Text(c) if isinstance(c, str) else c for c in cells), **more)
+
+
 def new_table(*heads: str, title: str | None = None) -> Table:
     """Return an empty table, whose texts are folded where the terminal is narrow.
 
     A head that begins with ">" is of numbers, one with "=" of texts: neither is folded.
     """
-    made = Table(title=title and escape(title), title_justify="left")
+    made = _Table(title=title and escape(title), title_justify="left")
     for head in heads:
         whole = head[:1] in (">", "=")
         justify: Literal["left", "right"] = "right" if head[:1] == ">" else "left"
@@ -196,8 +259,8 @@ def results_table(results: dict[str, Any]) -> Table:
             if items and stopped and samples["effective"] != samples.get("original"):
                 items += f" of {samples.get('original', '')}"
             shown.add_row(
-                escape(task) if first else "",
-                escape(name.removesuffix(",none")),
+                task if first else "",
+                name.removesuffix(",none"),
                 f"{value:.4f}",
                 "" if error is None else f"{error:.4f}",
                 items if first else "",
@@ -206,17 +269,17 @@ def results_table(results: dict[str, Any]) -> Table:
     for name, each in results.get("aggregates", {}).items():
         if each["value"] is None:
             words = AggregateScore.model_validate(each).why_unknown
-            shown.add_row(escape(name), f"[red]{escape(words)}", "", "", "")
+            shown.add_row(name, Text(words, "red"), "", "", "")
             continue
         told = "" if each["stderr"] is None else f"{each['stderr']:.4f}"
         what = f"aggregate of {plural(each['datasets'], 'dataset')}"
-        shown.add_row(escape(name), what, f"{each['value']:.4f}", told, "")
+        shown.add_row(name, what, f"{each['value']:.4f}", told, "")
     for name in results["missing"]:
-        shown.add_row(f"[red]{escape(name)}", "[red]missing", "", "", "")
+        shown.add_row(Text(name, "red"), Text("missing", "red"), "", "", "")
     # Results of earlier versions have no `left_out`.
     for name, why in results.get("left_out", {}).items():
-        shown.add_row(f"[yellow]{escape(name)}", "[yellow]left out", "", "", "")
-        shown.add_row("", f"[yellow]{escape(why)}", "", "", "")
+        shown.add_row(Text(name, "yellow"), Text("left out", "yellow"), "", "", "")
+        shown.add_row("", Text(why, "yellow"), "", "", "")
     return shown
 
 
@@ -233,10 +296,9 @@ def differences(found: dict[str, Any]) -> Table | Text:
                 old, new = value["before"], value["now"]
                 cells = ["" if each is None else f"{each:.4f}" for each in (old, new)]
                 difference = "" if old is None or new is None else f"{new - old:+.4f}"
-                name = escape(metric.removesuffix(",none"))
-                shown.add_row(escape(task), name, *cells, difference)
+                shown.add_row(task, metric.removesuffix(",none"), *cells, difference)
     for name in found["not_scored_before"]:
-        shown.add_row(escape(name), "", "", "not scored before", "")
+        shown.add_row(name, "", "", "not scored before", "")
     shown.caption, shown.caption_justify = escape("\n".join(notes)) or None, "left"
     return shown
 
@@ -257,15 +319,15 @@ def first_signal_table(known: dict[str, Any]) -> Table:
                     "" if found["low"] is None else f"{found['low']:.4f} … {found['high']:.4f}"
                 )
                 shown.add_row(
-                    "" if number else escape(task),
-                    escape(metric.removesuffix(",none")),
+                    "" if number else task,
+                    metric.removesuffix(",none"),
                     f"{found['value']:.4f}",
                     between,
                     "" if number else items,
                 )
             items = ""
     for name in known["pending"]:
-        shown.add_row(escape(name), "[yellow]pending", "", "", "")
+        shown.add_row(name, Text("pending", "yellow"), "", "", "")
     for name, why in known["without"].items():
-        shown.add_row(escape(name), f"[yellow]{escape(why.splitlines()[-1])}", "", "", "")
+        shown.add_row(name, Text(why.splitlines()[-1], "yellow"), "", "", "")
     return shown

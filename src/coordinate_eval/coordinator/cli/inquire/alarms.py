@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import typer
 
 from coordinate_eval._format import plural
-from coordinate_eval.coordinator.cli.inquire.history import alone, load
+from coordinate_eval.coordinator.cli.inquire.history import by_training, load
 from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.output import errors_are_no_verdict, out, say, write_json
 from coordinate_eval.coordinator.history import telling
@@ -78,8 +78,7 @@ def alarms_of(
     """Return each training with its alarms, and whether the newest checkpoint of any has one."""
     every = []
     broken = False
-    for training in dict.fromkeys(row.training for row in found.rows):
-        its = alone(known, found, training, suite)
+    for _, its in by_training(known, found, suite):
         every.append((its, raised := alarms(its)))
         newest = [row for row in its.rows if row.step is not None][-1:]
         broken |= any(alarm.last in newest for alarm in raised)

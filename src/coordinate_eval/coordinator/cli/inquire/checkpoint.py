@@ -232,9 +232,7 @@ def _print(report: _Report) -> None:
         table = new_table("tensors", "type", "shape", ">number")
         for group in report.tensors:
             shape = " × ".join(f"{n:,}" for n in group["shape"])
-            table.add_row(
-                escape(brief(group["name"])), group["dtype"], shape, f"{group['count']:,}"
-            )
+            table.add_row(brief(group["name"]), group["dtype"], shape, f"{group['count']:,}")
         console.print(table)
     for what, names in (
         ("that the model has not, or the mapping no rule for", report.left_over["checkpoint"]),

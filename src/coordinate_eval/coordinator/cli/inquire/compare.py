@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from coordinate_eval import _owner
 from coordinate_eval._format import plural
@@ -148,25 +148,28 @@ def _table(heads: tuple[str, str], measured: Sequence[Measured], what: str) -> T
     table = new_table(f"={what}", *metric, *numbers, "=")
     for each in measured:
         name = each.name if what == "dataset" else f"{each.name} ({each.datasets})"
-        cells = [escape(name), *([escape(each.metric)] if what == "dataset" else [])]
-        cells += [f"{each.first:.4f}", f"{each.second:.4f}", f"{each.difference:+.4f}"]
-        if each.low is None or each.high is None or each.p is None:
-            cells += ["", "", ""]
-        else:
-            cells += [f"{each.low:+.4f} … {each.high:+.4f}", p_words(each.p), _verdict(each)]
-        table.add_row(*cells)
+        cells = [name, *([each.metric] if what == "dataset" else [])]
+        table.add_row(*cells, *figures(each), _verdict(each) if each.has_interval else "")
     return table
 
 
-def p_words(value: float) -> str:
-    """Return a p-value as people read it."""
-    return f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"
+def figures(each: Measured) -> tuple[str, str, str, str, str]:
+    """Return both scores, the difference, its interval and its p-value, as people read them."""
+    scores = _figure(each.first), _figure(each.second), _figure(each.difference, "+")
+    if each.low is None or each.high is None or each.p is None:
+        return *scores, "", ""
+    p = f"{each.p:.3f}" if each.p >= 0.001 else f"{each.p:.0e}"
+    return *scores, f"{_figure(each.low, '+')} … {_figure(each.high, '+')}", p
 
 
-def _verdict(each: Measured) -> str:
+def _figure(value: float, sign: str = "") -> str:
+    return f"{value:{sign}.4f}" if abs(value) < 1e5 else f"{value:{sign}.4g}"
+
+
+def _verdict(each: Measured) -> Text:
     if each.verdict in _STYLES:
-        return f"[{_STYLES[each.verdict]}]{each.verdict}[/]"
-    return f"would show ±{each.detectable:.3f}"
+        return Text(each.verdict, _STYLES[each.verdict])
+    return Text(f"would show ±{each.detectable:.3f}")
 
 
 def summary_of(heads: tuple[str, str], found: Comparison) -> str:
@@ -268,10 +271,10 @@ def _findings_table(findings: list[Finding]) -> Table:
         if each.items is not None:
             more += f"; about {each.items:,} items would decide it"
         table.add_row(
-            escape(each.of if each.datasets == 1 else f"{each.of} ({each.datasets})"),
+            each.of if each.datasets == 1 else f"{each.of} ({each.datasets})",
             f"{BOUNDS[each.bound]} {each.limit:g}",
             "" if each.value is None else f"{each.value:{sign}.4f}",
             interval,
-            f"[{_COLORS[each.decision]}]{each.decision}[/]" + (f": {escape(more)}" if more else ""),
+            Text.assemble((each.decision, _COLORS[each.decision]), f": {more}" if more else ""),
         )
     return table

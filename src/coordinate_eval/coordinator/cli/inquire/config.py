@@ -3,8 +3,6 @@
 import json
 import sys
 
-from rich.markup import escape
-
 from coordinate_eval._format import plain
 from coordinate_eval.coordinator.cli import output
 from coordinate_eval.coordinator.cli.options import common
@@ -30,5 +28,5 @@ def config_command(as_json: common.Json = False, settings_file: common.SettingsF
     table = output.new_table("setting", "value", "from", "meaning")
     for name, value in values.items():
         cells = (name, json.dumps(value, ensure_ascii=False), origins[name], meaning(name))
-        table.add_row(*map(escape, cells))
+        table.add_row(*cells)
     console.print(table)

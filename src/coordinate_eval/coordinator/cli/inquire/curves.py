@@ -5,11 +5,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval._format import bars, plural, sparkline
-from coordinate_eval.coordinator.cli.inquire.history import alone, load
+from coordinate_eval.coordinator.cli.inquire.history import by_training, load
 from coordinate_eval.coordinator.cli.output import new_table
 from coordinate_eval.coordinator.history.curve import LEAST, SLOPE_STEPS, Curve, curve_of
 from coordinate_eval.coordinator.history.noise import Noise, noise_of
@@ -30,10 +29,9 @@ def curve_lines(settings: Settings, folder: str) -> list[str]:
         found = series(each for each in known if remote.is_below(each.training, folder))
     except (CoordinateError, OSError):
         return []
-    trainings = list(dict.fromkeys(row.training for row in found.rows))
+    trainings = dict(by_training(known, found))
     told: list[tuple[str, list[float]]] = []
-    for training in trainings:
-        its = alone(known, found, training, None)
+    for training, its in trainings.items():
         if (mean := mean_column(its, its.rows)) is None:
             continue
         values = mean.values([row for row in its.rows if row.step is not None])
@@ -68,14 +66,14 @@ def curves_table(found: Series, columns: Sequence[Column]) -> Table:
     table = new_table(*heads, "change points", "=")
     for training, column, rows, curve in _each(found, columns):
         name = f"{column.name} ({len(column.datasets)})" if column.mean else column.name
-        first = [escape(training)] * several
+        first = [training] * several
         values = [None if each is None else each.value for each in column.values(rows)]
         drawn, _ = bars(values, 20)
         if curve is None:
-            table.add_row(*first, escape(name), "", "", "too few checkpoints", drawn)
+            table.add_row(*first, name, "", "", "too few checkpoints", drawn)
             continue
         jumps = "; ".join(curve.jumps)
-        table.add_row(*first, escape(name), curve.now, curve.goes, jumps, drawn)
+        table.add_row(*first, name, curve.now, curve.goes, jumps, drawn)
     return table
 
 
@@ -100,13 +98,11 @@ def noise_table(found: Series, columns: Sequence[Column]) -> Table:
         told = list(_noises(found, columns, training))
         few += len(columns) - len(told)
         for column, each in told:
-            first = [escape(training)] if len(trainings) > 1 else []
+            first = [training] if len(trainings) > 1 else []
             name = f"{column.name} ({len(column.datasets)})" if column.mean else column.name
             sampling = "" if each.sampling is None else f"{each.sampling:.4f}"
             ratio = "" if each.ratio is None else f"{each.ratio:.1f}"
-            table.add_row(
-                *first, escape(name), f"{each.rise:+.4f}", f"{each.noise:.4f}", sampling, ratio
-            )
+            table.add_row(*first, name, f"{each.rise:+.4f}", f"{each.noise:.4f}", sampling, ratio)
     if few:
         table.caption = f"{plural(few, 'column')} with fewer than {LEAST} scores left out"
     return table

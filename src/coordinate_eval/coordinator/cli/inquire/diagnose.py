@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from coordinate_eval import _user_files
 from coordinate_eval._format import plural, size, visible
 from coordinate_eval.coordinator.cli.inquire.runs import open_to_show
 from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.options.parsing import option, output_option
-from coordinate_eval.coordinator.cli.output import say, table_console, write_json
+from coordinate_eval.coordinator.cli.output import out, say, write_json
 from coordinate_eval.coordinator.incidents.causes import read_rules
 from coordinate_eval.coordinator.incidents.shown import FailedJob, diagnose_run
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
@@ -129,25 +127,17 @@ def _show(
         failures = [_json(job) for job in found]
         write_json({"schema": SCHEMA, "failures": failures, "reasons": list(reasons)})
         return
-    where = table_console()
-    _print(found, where)
+    _print(found)
     for line in [] if found else [nothing, *(f"  {reason}" for reason in reasons)]:
-        where.print(Text(line), soft_wrap=True)
+        out(line)
 
 
 def _json(job: FailedJob) -> dict[str, Any]:
     cause = job.cause.model_dump(mode="json") | {"then": job.cause.remedy.value}
-    return {
-        "kind": job.kind,
-        "name": job.name,
-        "node": job.node,
-        "message": job.message,
-        "cause": cause,
-        "done": job.done,
-    }
+    return {name: each for name, each in job._asdict().items() if name != "log"} | {"cause": cause}
 
 
-def _print(found: Sequence[FailedJob], where: Console) -> None:
+def _print(found: Sequence[FailedJob]) -> None:
     """Print each cause once, with the jobs that it ended."""
     alike: dict[tuple[str, str, str], list[FailedJob]] = {}
     for job in found:
@@ -156,16 +146,16 @@ def _print(found: Sequence[FailedJob], where: Console) -> None:
     for (kind, _, _), jobs in alike.items():
         first = jobs[0]
         who = f"{kind} {first.name}" if len(jobs) == 1 else plural(len(jobs), kind)
-        _print_cause(who, first, where)
+        _print_cause(who, first)
 
 
-def _print_cause(who: str, job: FailedJob, where: Console) -> None:
+def _print_cause(who: str, job: FailedJob) -> None:
     cause = job.cause
-    where.print(Text(f"{who}: {cause.reason} ({cause.category})", style="bold"), soft_wrap=True)
+    out(f"{who}: {cause.reason} ({cause.category})", "bold")
     place = f"{cause.log}:{cause.number}" if cause.number and cause.log else "Slurm"
-    where.print(Text(f"  {place}: {cause.line.strip()}"), soft_wrap=True)
-    where.print(Text(f"  do: {cause.cure}", style="green"), soft_wrap=True)
+    out(f"  {place}: {cause.line.strip()}")
+    out(f"  do: {cause.cure}", "green")
     if job.done:
-        where.print(Text(f"  done: {job.done}"), soft_wrap=True)
+        out(f"  done: {job.done}")
     if cause.others:
-        where.print(Text(f"  also seen: {', '.join(cause.others)}", style="dim"), soft_wrap=True)
+        out(f"  also seen: {', '.join(cause.others)}", "dim")

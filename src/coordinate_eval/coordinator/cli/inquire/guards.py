@@ -322,7 +322,7 @@ def _incidents(attempts: list[dict[str, Any]]) -> Table:
         said = tested["words"] if tested else each["nodes"]
         then = _then(each, following) if following is not None else ""
         cells = (str(each["number"]), each["what"], brief(why), brief(said), then)
-        shown.add_row(*map(escape, cells), f"{each['lost_steps']:,}")
+        shown.add_row(*cells, f"{each['lost_steps']:,}")
     return shown
 
 

@@ -1,8 +1,6 @@
 """`coordinate-eval history` and `best`: scores over the checkpoints of a training."""
 
 import contextlib
-import csv
-import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,15 +8,15 @@ from pathlib import Path, PurePath
 from typing import Annotated, Any, NamedTuple
 
 from coordinate_eval import _files
-from coordinate_eval._format import drawn_places, plain, plural, sparkline, visible
+from coordinate_eval._format import drawn_places, plural, sparkline
 from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.options.parsing import option, output_option
 from coordinate_eval.coordinator.cli.output import (
-    framed,
     out,
+    print_in_parts,
     say,
     table_console,
-    width_of,
+    write_csv,
     write_json,
 )
 from coordinate_eval.coordinator.history import measured
@@ -178,7 +176,7 @@ def history_command(
     elif as_json:
         write_json(_document(found, chosen, form))
     elif as_csv:
-        sys.stdout.write(visible(_csv(found, chosen, form)))
+        write_csv(_csv(found, chosen, form))
     elif curve or noise:
         from coordinate_eval.coordinator.cli.inquire.curves import curves_table, noise_table
 
@@ -234,10 +232,13 @@ def best_command(
         say(line)
 
 
-def alone(known: Sequence[Measured], found: Series, training: str, suite: str | None) -> Series:
-    """Return the series of one training: what another was asked is nothing to it."""
-    of = {row.checkpoint for row in found.rows if row.training == training}
-    return series([each for each in known if each.checkpoint in of], suite=suite)
+def by_training(
+    known: Sequence[Measured], found: Series, suite: str | None = None
+) -> Iterator[tuple[str, Series]]:
+    """Yield each training with a series of its own: what another was asked is nothing to it."""
+    for training in dict.fromkeys(row.training for row in found.rows):
+        of = {row.checkpoint for row in found.rows if row.training == training}
+        yield training, series([each for each in known if each.checkpoint in of], suite=suite)
 
 
 def _told(row: Row, value: Value) -> dict[str, Any]:
@@ -305,13 +306,9 @@ def _values(found: Series, columns: Sequence[Column]) -> list[tuple[Value | None
     return list(zip(*(each.values(found.rows) for each in columns), strict=True))
 
 
-def _csv(found: Series, columns: Sequence[Column], form: _Form) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+def _csv(found: Series, columns: Sequence[Column], form: _Form) -> Iterator[list[object]]:
     heads = [head for each in columns for head in (each.name, f"{each.name} stderr")]
-    writer.writerow(
-        ["training", "step", "tokens", "checkpoint", "gpu_hours", "missing", "decided", *heads]
-    )
+    yield ["training", "step", "tokens", "checkpoint", "gpu_hours", "missing", "decided", *heads]
     for row, values in zip(found.rows, _values(found, columns), strict=True):
         cells = [
             cell
@@ -320,8 +317,7 @@ def _csv(found: Series, columns: Sequence[Column], form: _Form) -> str:
         ]
         hours = None if row.gpu_seconds is None else round(row.gpu_seconds / 3600, 4)
         line = [row.training, row.step, _tokens(row, form), row.checkpoint, hours]
-        writer.writerow([*line, len(row.missing), row.decided, *cells])
-    return text.getvalue()
+        yield [*line, len(row.missing), row.decided, *cells]
 
 
 def _write_parquet(found: Series, form: _Form, target: Path) -> None:
@@ -420,25 +416,7 @@ def _print_table(rows: Sequence[Row], columns: Sequence[Column], form: _Form) ->
         title = f"{each.name} ({len(each.datasets)})" if each.mean else each.name
         its = each.values(rows)
         cells.append([title, *("" if value is None else _number(value) for value in its)])
-    for part in _parts(first, cells, table_console().width):
-        sys.stdout.write(visible(framed([[*map(plain, each)] for each in part])))
-
-
-def _parts(
-    first: Sequence[Sequence[str]], cells: Sequence[Sequence[str]], width: int
-) -> list[list[Sequence[str]]]:
-    """Return columns in groups that fit beside each other, each after the first columns."""
-    parts: list[list[Sequence[str]]] = []
-    used = width
-    begin = 1 + sum(width_of(each) + 3 for each in first)
-    for each in cells:
-        needed = width_of(each) + 3
-        if used + needed > width or not parts:
-            parts.append([*first])
-            used = begin
-        parts[-1].append(each)
-        used += needed
-    return parts
+    print_in_parts(first, cells)
 
 
 def _step(row: Row) -> str:

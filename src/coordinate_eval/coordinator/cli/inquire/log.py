@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from coordinate_eval._format import plural
-from coordinate_eval.coordinator.cli.inquire.history import alone, load
+from coordinate_eval.coordinator.cli.inquire.history import by_training, load
 from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.coordinator.cli.output import say, write_json
@@ -68,8 +68,7 @@ def log_command(
     found = series(known, [_training(each) for each in training or []], suite)
     told = []
     notes: list[str] = []
-    for each in dict.fromkeys(row.training for row in found.rows):
-        mine = alone(known, found, each, suite)
+    for each, mine in by_training(known, found, suite):
         notes += mine.notes
         new = log(settings.runs_dir, each, points(mine, tokens_per_step), target)
         numbers = sum(len(point.metrics) for point in new)

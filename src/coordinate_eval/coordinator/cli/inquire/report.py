@@ -11,7 +11,7 @@ import typer
 
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.cli.inquire.alarms import alarms_of
-from coordinate_eval.coordinator.cli.inquire.compare import p_words
+from coordinate_eval.coordinator.cli.inquire.compare import figures
 from coordinate_eval.coordinator.cli.inquire.history import load
 from coordinate_eval.coordinator.cli.inquire.runs import find
 from coordinate_eval.coordinator.cli.options import common
@@ -280,14 +280,5 @@ def _difference(name: str, first: float, second: float, error: float) -> Measure
 
 
 def _words(each: Measured) -> tuple[str, str, str, str, str, str, str]:
-    known = each.low is not None and each.high is not None
-    interval = " … ".join(_figure(x or 0.0, "+") for x in (each.low, each.high)) if known else ""
     name = f"{each.name} ({each.datasets})" if each.datasets > 1 else each.name
-    return (
-        name, _figure(each.first), _figure(each.second), _figure(each.difference, "+"), interval,
-        "" if each.p is None else p_words(each.p), each.verdict or "",
-    )  # fmt: skip
-
-
-def _figure(value: float, sign: str = "") -> str:
-    return f"{value:{sign}.4f}" if abs(value) < 1e5 else f"{value:{sign}.4g}"
+    return name, *figures(each), each.verdict or ""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval import _files, _owner
@@ -28,7 +27,6 @@ from coordinate_eval.coordinator.run.claiming.decided import stopped
 from coordinate_eval.coordinator.run.own import is_own, own, place
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import HOOKS, Run, hook_ends, read_run
-from coordinate_eval.coordinator.run.removing import REMOVED
 from coordinate_eval.coordinator.run.starting import spool
 from coordinate_eval.errors import ClusterError, ForeignError, RecordError, UserError
 
@@ -83,25 +81,20 @@ def find_all(
         folder: if it is given, only runs of checkpoints in this folder or below it.
         suite: if it is given, only runs of the suite with this name.
     """
-    found: list[Found] = []
     problems: list[str] = []
-    roots = _roots(Path(settings.runs_dir).expanduser())
     folder = None if folder is None else remote.located(folder)
-    inside = None if folder is None else (folder.absolute(), folder.resolve())
-    # A run with --run-dir is linked into `runs_dir`, where it may lie itself.
-    for root in dict.fromkeys(root.resolve() for root in roots):
-        try:
-            run_dir = own(root)
-            run = read_run(run_dir)
-        except (RecordError, ForeignError, OSError) as error:
-            problems.append(str(error))
-            continue
-        path = remote.located(run.checkpoint.path)
-        if suite in (None, run.suite.name) and (
-            inside is None or any(path.is_relative_to(each) for each in inside)
-        ):
-            found.append((run_dir, run))
+    inside = () if folder is None else (folder.absolute(), folder.resolve())
+    found = [
+        (run_dir, run)
+        for run_dir, run in readable_runs(settings, frozenset(), problems)
+        if suite in (None, run.suite.name)
+        and (folder is None or _is_in(run.checkpoint.path, inside))
+    ]
     return sorted(found, key=lambda pair: -pair[1].created), problems
+
+
+def _is_in(path: str, folders: Sequence[Path]) -> bool:
+    return any(remote.located(path).is_relative_to(each) for each in folders)
 
 
 def readable_runs(settings: Settings, known: Set[str], problems: list[str]) -> Iterator[Found]:
@@ -109,12 +102,9 @@ def readable_runs(settings: Settings, known: Set[str], problems: list[str]) -> I
 
     The errors of unreadable runs are added to `problems`.
     """
-    home = Path(settings.runs_dir).expanduser()
-    for name in sorted(_files.names(home) - known):
-        root = home / name
-        # Others' runs, and links of others, are passed over.
-        if name.startswith(".") or not is_own(root) or not (root / "run.json").is_file():
-            continue
+    roots = _roots(Path(settings.runs_dir).expanduser(), known)
+    # A run with --run-dir is linked into `runs_dir`, where it may lie itself.
+    for root in dict.fromkeys(root.resolve() for root in roots):
         try:
             run_dir = own(root)
             run = read_run(run_dir)
@@ -216,16 +206,17 @@ def poll(
     return tasks, note
 
 
-def _roots(home: Path) -> list[Path]:
-    """Return the user's own run directories under a folder, the newest first.
+def _roots(home: Path, known: Set[str] = frozenset()) -> list[Path]:
+    """Return the user's own run directories under a folder, the newest first, but those `known`.
 
     What others put there is passed over, links to runs included, and what is being removed.
     """
     try:
-        paths = [p for p in home.glob("*/run.json") if is_own(p) and is_own(p.parent)]
+        names = sorted(name for name in _files.names(home) - known if name[0] != ".")
+        paths = [path for name in names if (path := home / name / "run.json").exists()]
+        paths = [p for p in paths if is_own(p) and is_own(p.parent)]
         mine = [p for p in paths if is_own(p.parent.resolve())]
-        newest = sorted(mine, key=lambda p: -_files.modified(p))
-        return [p.parent for p in newest if not p.parent.name.startswith(REMOVED)]
+        return [p.parent for p in sorted(mine, key=lambda p: -_files.modified(p))]
     except OSError as error:
         raise UserError(f"runs_dir {home} cannot be read: {error.strerror}") from error
 
@@ -286,14 +277,14 @@ def _table(rows: list[dict[str, Any]], dataset: str | None) -> Table:
     for row in rows:
         cells = [
             row["run"],
-            escape(row["suite"]),
+            row["suite"],
             ", ".join([row["state"], *(f"{hook} failed" for hook in HOOKS if row[hook])]),
             f"{row['datasets_scored']} of {row['datasets']}",
             age(row["age_seconds"]),
         ]
         if dataset is not None:
             score = row["score"]
-            name = f" {escape(score['metric'])}" if score and metrics else ""
+            name = f" {score['metric']}" if score and metrics else ""
             cells.append(f"{score['value']:.4f}{name}" if score else "")
         table.add_row(*cells)
     return table

@@ -3,22 +3,25 @@
 See `report/main_metric.py` for the choice of the main metric.
 """
 
-import csv
-import io
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from coordinate_eval import _owner
 from coordinate_eval._format import plural, visible
 from coordinate_eval.coordinator.cli.inquire.runs import Found, find, find_all, readable_rows
 from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.options.parsing import output_option
-from coordinate_eval.coordinator.cli.output import new_table, out, say, table_console, write_json
+from coordinate_eval.coordinator.cli.output import (
+    out,
+    print_in_parts,
+    say,
+    write_csv,
+    write_json,
+)
 from coordinate_eval.coordinator.inputs.checkpoints import remote
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
@@ -145,7 +148,7 @@ def _show_table(
         }  # fmt: skip
         write_json(document)
     elif form == "csv":
-        sys.stdout.write(visible(_csv(rows, [*datasets, *aggregates])))
+        write_csv(_csv(rows, [*datasets, *aggregates]))
     elif form == "markdown":
         sys.stdout.write(visible(_markdown(rows, scored)))
     else:
@@ -232,26 +235,23 @@ def _judged_differently(rows: Sequence[dict[str, Any]], dataset: str) -> str:
     return judged_differently((row["run"], row["judges"][dataset]) for row in there)
 
 
-def _csv(rows: Sequence[dict[str, Any]], datasets: Sequence[str]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["step", "checkpoint", "run", "complete", "decided", *datasets])
+def _csv(rows: Sequence[dict[str, Any]], datasets: Sequence[str]) -> Iterator[list[object]]:
+    yield ["step", "checkpoint", "run", "complete", "decided", *datasets]
     for row in rows:
-        values = ((_score(row, name) or {"value": ""})["value"] for name in datasets)
-        step = "" if row["step"] is None else row["step"]
+        values = ((_score(row, name) or {"value": None})["value"] for name in datasets)
         complete = str(row["complete"]).lower()
-        writer.writerow([step, row["checkpoint"], row["run"], complete, row["decided"], *values])
-    return text.getvalue()
+        yield [row["step"], row["checkpoint"], row["run"], complete, row["decided"], *values]
 
 
 def _markdown(rows: Sequence[dict[str, Any]], datasets: Sequence[str]) -> str:
     trainings = _trainings(rows)
     first = ["training"] * bool(trainings)
-    scores = ["step", *(_heading(rows, name).replace("\n", "<br>") for name in datasets)]
+    headings = (filter(None, (name, _metric(rows, name))) for name in datasets)
+    scores = ["step", *map("<br>".join, headings)]
     lines = [first + scores, ["---"] * len(first) + ["---:"] * len(scores)]
     for row in rows:
         of = [trainings[row["training"]]] if trainings else []
-        lines.append([*of, _label(row, rows), *_cells(row, datasets)])
+        lines.append([*of, _label(row, rows), *(_cell(row, name) for name in datasets)])
     text = "".join(
         "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |\n" for line in lines
     )
@@ -263,18 +263,16 @@ def _markdown(rows: Sequence[dict[str, Any]], datasets: Sequence[str]) -> str:
 
 
 def _print(rows: Sequence[dict[str, Any]], datasets: Sequence[str], settings: Settings) -> None:
-    console = table_console()
     if not rows or not datasets:
         out("no scores yet" if rows else f"no runs under {settings.runs_dir}")
         return
-    trainings = _trainings(rows)
-    for part in _blocks(rows, datasets, console.width):
-        heads = ["=training"] * bool(trainings) + [">step"]
-        table = new_table(*heads, *(f">{_heading(rows, name)}" for name in part))
-        for row in rows:
-            of = [escape(trainings[row["training"]])] if trainings else []
-            table.add_row(*of, escape(_label(row, rows)), *_cells(row, part))
-        console.print(table)
+    first = [["", "step", *(_label(row, rows) for row in rows)]]
+    if trainings := _trainings(rows):
+        first.insert(0, ["", "training", *(trainings[row["training"]] for row in rows)])
+    columns = (
+        [name, _metric(rows, name), *(_cell(row, name) for row in rows)] for name in datasets
+    )
+    print_in_parts(first, list(columns), heads=2)
     for line in part_lines((_label(row, rows), row["decided"]) for row in rows):
         out(line)
     for row in rows:
@@ -284,28 +282,10 @@ def _print(rows: Sequence[dict[str, Any]], datasets: Sequence[str], settings: Se
         out(f"{INCOMPLETE} not all results are there: `coordinate-eval status RUN` says why")
 
 
-def _blocks(rows: Sequence[dict[str, Any]], datasets: Sequence[str], width: int) -> list[list[str]]:
-    """Return the datasets in groups whose columns fit beside each other."""
-    first = max(len("step"), *(len(_label(row, rows)) for row in rows)) + 4
-    if trainings := _trainings(rows):
-        first += max(len("training"), *map(len, trainings.values())) + 3
-    blocks: list[list[str]] = []
-    used = width
-    for name in datasets:
-        cells = (*_heading(rows, name).splitlines(), *(_cells(row, [name])[0] for row in rows))
-        needed = max(map(len, cells)) + 3
-        if used + needed > width:
-            blocks.append([])
-            used = first
-        blocks[-1].append(name)
-        used += needed
-    return blocks
-
-
-def _heading(rows: Sequence[dict[str, Any]], dataset: str) -> str:
-    """Return a dataset's name, and on a second line its metric if all runs have the same."""
+def _metric(rows: Sequence[dict[str, Any]], dataset: str) -> str:
+    """Return the metric of a dataset, if all runs have the same."""
     metrics = {row["scores"][dataset]["metric"] for row in rows if dataset in row["scores"]}
-    return f"{dataset}\n{metrics.pop()}" if len(metrics) == 1 else dataset
+    return str(metrics.pop()) if len(metrics) == 1 else ""
 
 
 def _label(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
@@ -317,14 +297,11 @@ def _label(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     return label + ("" if row["complete"] else INCOMPLETE)
 
 
-def _cells(row: dict[str, Any], datasets: Sequence[str]) -> list[str]:
-    scores = (_score(row, name) for name in datasets)
-    return ["" if score is None else _with_error(score) for score in scores]
-
-
-def _with_error(score: dict[str, Any]) -> str:
-    error = score["stderr"]
-    return f"{score['value']:.4f}" + (f" ±{error:.4f}" if error is not None else "")
+def _cell(row: dict[str, Any], dataset: str) -> str:
+    if (score := _score(row, dataset)) is None:
+        return ""
+    error = "" if score["stderr"] is None else f" ±{score['stderr']:.4f}"
+    return f"{score['value']:.4f}{error}"
 
 
 def _trainings(rows: Sequence[dict[str, Any]]) -> dict[str, str]:

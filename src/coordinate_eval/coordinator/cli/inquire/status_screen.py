@@ -1,19 +1,17 @@
 """The screen of `coordinate-eval status`, made from the document that describes a run."""
 
 import itertools
-import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from coordinate_eval._format import plural, whole_duration
 from coordinate_eval.coordinator.cli.output import (
-    QUIET_SECONDS,
+    Ticker,
     differences,
     first_signal_table,
     new_table,
@@ -47,13 +45,12 @@ class Following:
     """A screen that changes in place on a terminal; elsewhere a line for each change."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        self._ticker = Ticker(console, "")
         self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._last, self._when = "", 0.0
-
-    def __enter__(self) -> "Following":
-        if self._console.is_terminal:
+        if console.is_terminal:
             self._live.start()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -64,24 +61,11 @@ class Following:
         if self._live.is_started:
             self._live.update(Group(*_parts(shown)), refresh=True)
             return
-        key = f"{shown['phase']} {shown['datasets']} {shown['trials_by_state']}"
-        if key != self._last or time.monotonic() - self._when > QUIET_SECONDS:
-            line = one_line(shown)
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-            self._last, self._when = key, time.monotonic()
-
-
-def one_line(shown: dict[str, Any]) -> str:
-    """Return how far a run is, in one line."""
-    parts = [
-        shown["phase"] + (f" ({shown['detail']})" if shown["detail"] else ""),
-        f"{shown['responses']:,} of {plural(shown['requests'], 'response')}"
-        if shown["requests"]
-        else "",
-        _scored(shown),
-        _times(shown),
-    ]
-    return ", ".join(filter(None, parts))
+        phase = shown["phase"] + (f" ({shown['detail']})" if shown["detail"] else "")
+        more = [_times(shown)]
+        if shown["requests"]:
+            more = [f"{shown['responses']:,} of {plural(shown['requests'], 'response')}", *more]
+        self._ticker.update(f"{phase}, {_scored(shown)}", f", {', '.join(more)}")
 
 
 def _parts(shown: dict[str, Any]) -> Iterator[RenderableType]:
@@ -190,11 +174,11 @@ def _scores(shown: dict[str, Any]) -> Table:
         score = row["score"]
         if score is None:
             missing = row["state"] != "scored"
-            table.add_row(escape(name), "[red]missing" if missing else "", "", "")
+            table.add_row(name, Text("missing", "red") if missing else "", "", "")
             continue
         error = "" if score["stderr"] is None else f"{score['stderr']:.4f}"
         mean = f" (mean of {score['tasks']} tasks)" if score["tasks"] > 1 else ""
-        table.add_row(escape(name), f"{score['value']:.4f}", error, escape(score["metric"]) + mean)
+        table.add_row(name, f"{score['value']:.4f}", error, score["metric"] + mean)
     return table
 
 
@@ -202,12 +186,12 @@ def _datasets(shown: dict[str, Any]) -> Table:
     table = new_table("dataset", "state", ">shards")
     for name, row in shown["datasets"].items():
         shards = f"{row['shards_done']} of {row['shards']}" if row["shards"] else ""
-        table.add_row(escape(name), escape(row["state"]), shards)
+        table.add_row(name, row["state"], shards)
     return table
 
 
 def _jobs(shown: dict[str, Any]) -> Table:
     table = new_table("job", "id", "state", "node", "reason")
     for task in shown["jobs"]:
-        table.add_row(*(escape(task[key]) for key in ("what", "id", "state", "node", "reason")))
+        table.add_row(*(task[key] for key in ("what", "id", "state", "node", "reason")))
     return table

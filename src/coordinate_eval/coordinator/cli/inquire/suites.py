@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from coordinate_eval._format import duration, plural
@@ -178,7 +177,7 @@ def _table(described: dict[str, Any], width: int) -> Table:
         f"parameters, on one trial of {degree} × {described['gpu']}{known}",
     )
     for row in rows:
-        table.add_row(*(escape(row.cells[n]) for n in shown), style=row.style)
+        table.add_row(*(row.cells[n] for n in shown), style=row.style)
         if row.last:
             table.add_section()
     notes = [

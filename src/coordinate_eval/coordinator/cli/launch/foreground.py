@@ -2,10 +2,9 @@
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
-from rich.status import Status
 
 from coordinate_eval import _files
 from coordinate_eval._format import plural, visible_json, whole_duration
@@ -13,7 +12,7 @@ from coordinate_eval.clusters.protocol import Cluster, State
 from coordinate_eval.coordinator.cli import output
 from coordinate_eval.coordinator.cli.inquire.runs import name_for_commands
 from coordinate_eval.coordinator.cli.output import (
-    QUIET_SECONDS,
+    Ticker,
     differences,
     first_signal_table,
     out,
@@ -48,46 +47,34 @@ class Display:
 
     def __init__(self, run_dir: RunDir, run: Run, console: Console) -> None:
         self._dir, self._console = run_dir, console
+        self._ticker = Ticker(console, "starting")
         self._learn(run)
-        self._status: Status | None = None
-        self._last = ""
-        self._when = 0.0
+        self._event = ""
 
-    def __enter__(self) -> "Display":
-        if self._console.is_terminal:
-            self._status = self._console.status("starting")
-            self._status.start()
+    def __enter__(self) -> Self:
+        self._ticker.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
+        self._ticker.__exit__()
 
     def show(self, facts: "Facts") -> None:
         """Show how far the run is."""
         if not self._run.planned:
             self._learn(read_run(self._dir))
         self._show_signal()
-        self._update(*self._line(facts))
+        self._ticker.update(*self._line(facts))
 
     def tell(self, event: str) -> None:
         """Print an event on a line of its own, unless it is empty."""
-        if event and event != self._last:
+        if event and event != self._event:
             self._console.print(event, style="yellow", markup=False, highlight=False)
-            self._last = event
+            self._event = event
 
     def draining(self) -> None:
         """Show that the run has ended and waits for its last jobs."""
         self._show_signal()
-        self._update("waiting for jobs to end and free their nodes")
-
-    def _update(self, what: str, times: str = "") -> None:
-        """Show a line in place of the last; off a terminal only if `what` is new, or it is time."""
-        if self._status is not None:
-            self._status.update(what + times)
-        elif what != self._last or time.monotonic() - self._when > QUIET_SECONDS:
-            self._console.print(what + times, highlight=False, soft_wrap=True)
-            self._last, self._when = what, time.monotonic()
+        self._ticker.update("waiting for jobs to end and free their nodes")
 
     def _learn(self, run: Run) -> None:
         """Keep what does not change once the run is planned."""

@@ -4,12 +4,9 @@ import os
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from coordinate_eval._format import duration, plural
 from coordinate_eval.coordinator.cli import output
@@ -18,7 +15,7 @@ from coordinate_eval.coordinator.cli.launch.runnable import runnable
 from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.options.asked import AskedPrompts, spread
 from coordinate_eval.coordinator.cli.options.parsing import option, output_option
-from coordinate_eval.coordinator.cli.output import quiet_libraries, say, write_json
+from coordinate_eval.coordinator.cli.output import Ticker, quiet_libraries, say, write_json
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints.average import Members
 from coordinate_eval.coordinator.inputs.folders import check_writable, working_in
@@ -103,17 +100,18 @@ def prefetch(inputs: Inputs, *, jobs: int, as_json: bool, verbose: bool) -> int:
     make = partial(
         Builder, cache, inputs.checkpoint, inputs.suite, settings.engine.name, inputs.max_length
     )
-    console = output.console(stderr=True)
+    # The stream as it is now: libraries are given another one.
+    console, count = output.console(stderr=True), len(inputs.suite.datasets)
     with (
         working_in(inputs.folder),
         quiet_libraries(verbose=verbose),
-        _Display(console, len(inputs.suite.datasets)) as display,
+        Ticker(console, "building prompts") as ticker,
     ):
         made = building.build_each(
             make,
             inputs.suite.datasets,
             processes=jobs,
-            tell=display.show,
+            tell=lambda each: ticker.update(_line(each, count)) if each.ended else None,
         )
     warnings = [
         line
@@ -134,52 +132,15 @@ def prefetch(inputs: Inputs, *, jobs: int, as_json: bool, verbose: bool) -> int:
             }
         )
     ready = len(made.built)
-    say(f"the prompts of {ready} of {plural(len(inputs.suite.datasets), 'dataset')} are in {cache}")
+    say(f"the prompts of {ready} of {plural(count, 'dataset')} are in {cache}")
     for line in [*made.errors.values(), *warnings]:
         say(line)
     return 1 if made.errors else 0
 
 
-class _Display:
-    """The display of what is built: a bar on a terminal, elsewhere a line for each dataset."""
-
-    def __init__(self, console: Console, datasets: int) -> None:
-        self._console, self._datasets = console, datasets
-        self._bar: Progress | None = None
-        self._active: dict[str, None] = {}
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("building prompts"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.description}"),
-                console=self._console,
-                transient=True,
-            )
-            self._bar.add_task("", total=self._datasets)
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def show(self, progress: building.Progress) -> None:
-        """Show that a dataset begins or has ended."""
-        left = f"about {duration(progress.left_seconds)} left"
-        ended = self._datasets - progress.of + progress.done
-        if not progress.ended:
-            self._active[progress.dataset] = None
-        else:
-            del self._active[progress.dataset]
-        if self._bar is not None:
-            now = f"{left}: {', '.join(self._active)}" if self._active else ""
-            self._bar.update(self._bar.task_ids[0], completed=ended, description=escape(now))
-        elif progress.ended:
-            what = "cannot be built" if progress.error else "built"
-            line = f"{ended} of {self._datasets}: {progress.dataset} {what}"
-            if progress.done < progress.of:
-                line += f", {left}"
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+def _line(progress: building.Progress, datasets: int) -> str:
+    """Return how many datasets of all are built, and which has just ended."""
+    ended = datasets - progress.of + progress.done
+    what = "cannot be built" if progress.error else "built"
+    left = f", about {duration(progress.left_seconds)} left" if progress.done < progress.of else ""
+    return f"{ended} of {datasets}: {progress.dataset} {what}{left}"
