@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coordinate_eval.coordinator.history.measured import Score
+from coordinate_eval.coordinator.history.columns import Score
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import Series
 

@@ -29,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._trainings import DATASETS, Kind, training
 from coordinate_eval.coordinator.history import measured
-from coordinate_eval.coordinator.history.measured import Measured, Plain
+from coordinate_eval.coordinator.history.columns import Plain
+from coordinate_eval.coordinator.history.measured import Measured
 
 COMMANDS = (
     "history", "history --all", "history --csv", "history --json",

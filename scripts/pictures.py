@@ -24,7 +24,8 @@ from typer.testing import CliRunner
 
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.history import measured
-from coordinate_eval.coordinator.history.measured import Measured, Plain
+from coordinate_eval.coordinator.history.columns import Plain
+from coordinate_eval.coordinator.history.measured import Measured
 from coordinate_eval.coordinator.inputs.suites import suite
 
 ROOT = Path(__file__).parents[1]

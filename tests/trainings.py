@@ -9,7 +9,8 @@ from typer.testing import CliRunner, Result
 from coordinate_eval import _files
 from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.history import measured
-from coordinate_eval.coordinator.history.measured import Measured, Plain
+from coordinate_eval.coordinator.history.columns import Plain
+from coordinate_eval.coordinator.history.measured import Measured
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import DatasetResults
 from tests.decisions import make_run

@@ -120,7 +120,7 @@ def test_a_run_writes_what_the_page_says(tmp_path: Path) -> None:
     rare |= {row for row in known if "/alarms-" in row}  # with `on_alarm`
     rare |= {row for row in known if "/looks/" in row or "/comparisons/" in row}  # decided runs
     rare |= {row for row in known if "/.doctor-" in row or "/.removed-" in row}  # other commands
-    rare |= {row for row in known if row.endswith("/pack.jsonl")}  # of many runs
+    rare |= {row for row in known if row.endswith("/pack.columns")}  # of many runs
     rare |= {row for row in known if "/.spool-" in row}  # it was submitted from here
     rare |= {row for row in known if "/.refused-" in row or row.endswith("/watch.log")}
     rare |= {row for row in known if "engines-" in row}  # the simulated engine compiles nothing

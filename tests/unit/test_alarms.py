@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.trainings import call, run_of
 
 from coordinate_eval.coordinator.history.alarms import Alarm, alarms
-from coordinate_eval.coordinator.history.measured import Measured, Score, keep
+from coordinate_eval.coordinator.history.columns import Score
+from coordinate_eval.coordinator.history.measured import Measured, keep
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import Series
 from coordinate_eval.errors import UserError

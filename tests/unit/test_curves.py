@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tests.trainings import TRAINING, call, run_of
 
+from coordinate_eval.coordinator.history.columns import item_error
 from coordinate_eval.coordinator.history.curve import Curve, Point, smooth
-from coordinate_eval.coordinator.history.measured import item_error
 
 TRUTHS: dict[str, Callable[[float], float]] = {
     "level": lambda part: 0.4,

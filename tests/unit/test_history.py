@@ -72,7 +72,7 @@ def test_a_torn_or_newer_record_hides_no_other(tmp_path: Path) -> None:
     home = measured.folder(str(tmp_path))
     (home / f"step-7-x.{'0' * 16}.json").write_text('{"schema": "coordinate-eval/measured@2"}')
     (home / f"step-8-x.{'0' * 16}.json").write_text('{"sche')
-    (home / "pack.jsonl").write_bytes(b"torn\xff")
+    (home / "pack.columns").write_bytes(b"torn\xff")
 
     said = call(tmp_path, "history", "--csv")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.trainings import call, keep
 
-from coordinate_eval.coordinator.history.measured import Score
+from coordinate_eval.coordinator.history.columns import Plain
 from coordinate_eval.coordinator.history.noise import Noise, deviation, noise_of
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import Column
@@ -25,12 +25,12 @@ def told(
     """What is told of a curve with normal noise."""
     draw = random.Random(seed)
 
-    def score(step: int) -> Score:
+    def plain(step: int) -> Plain:
         value = of(step) + draw.gauss(0, noise)
-        return Score(value, more.get("stderr", 0.01), 1000, "acc", more.get("higher", True), "x")
+        return (value, more.get("stderr", 0.01), 1000, "acc", more.get("higher", True), "x")
 
     rows = [
-        Row("/t", step, f"/t/{step}", ["r"], float(step), {"a": score(step)}, [], None)
+        Row("/t", step, f"/t/{step}", ["r"], float(step), {"a": plain(step)}, [], None)
         for step in steps
     ]
     found = noise_of(SCORE, rows)
@@ -87,7 +87,7 @@ def test_without_noise_there_is_no_ratio() -> None:
 
 def test_steps_that_stand_twice_and_scores_that_are_no_numbers() -> None:
     def row(step: int | None, value: float) -> Row:
-        score = Score(value, 0.01, 10, "acc", True, "x")
+        score: Plain = (value, 0.01, 10, "acc", True, "x")
         return Row("/t", step, f"/t/{step}-{value}", ["r"], 0.0, {"a": score}, [], None)
 
     good = [row(step, 0.1 + step / 100) for step in range(6)]

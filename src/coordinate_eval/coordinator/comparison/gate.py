@@ -125,7 +125,7 @@ def judge(policy: Policy, found: Series, row: Row, compared: Comparison | None) 
         of = column(rule.of, found)
         bound, limit = rule.bound
         higher = (
-            row.scores[of.datasets[0]].higher_is_better if of.datasets[0] in row.scores else True
+            row.score(of.datasets[0]).higher_is_better if of.datasets[0] in row.scores else True
         )
         if bound in _AGAINST:
             if compared is None:
@@ -182,7 +182,7 @@ def _score(of: Column, row: Row) -> tuple[Known | None, str]:
     if value is None:
         lacking = [name for name in of.datasets if name not in row.scores]
         return None, f"not scored: {', '.join(lacking[:5])}"
-    items = sum(row.scores[name].items for name in of.datasets)
+    items = sum(row.score(name).items for name in of.datasets)
     error = of.known_error(row)
     if error is None:
         return Known(value.value, None, items), "its standard error is not known"

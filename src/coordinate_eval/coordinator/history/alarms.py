@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from coordinate_eval._format import plural
+from coordinate_eval.coordinator.history.columns import error_of
 from coordinate_eval.coordinator.history.falls import Floats, falls
-from coordinate_eval.coordinator.history.measured import error_of
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import Column, Series, mean_column
 from coordinate_eval.coordinator.history.stalls import stalls
@@ -91,7 +91,7 @@ class _Curve(NamedTuple):
 
 
 def _of_dataset(rows: Sequence[Row], name: str) -> _Curve:
-    scores = [(row, row.scores[name]) for row in rows if name in row.scores]
+    scores = [(row, row.score(name)) for row in rows if name in row.scores]
     sign = -1 if any(not score.higher_is_better for _, score in scores) else 1
     points = [_Point(r, s.value, error_of(s) or None) for r, s in scores if math.isfinite(s.value)]
     return _Curve(name, "", sign, points)
@@ -103,12 +103,12 @@ def _of_mean(rows: Sequence[Row], together: Column, *, by_precision: bool = Fals
     weights = dict.fromkeys(together.datasets, 1.0)
     if by_precision:
         for name in weights:
-            errors = sorted(error_of(row.scores[name]) for row in whole)
+            errors = sorted(error_of(row.score(name)) for row in whole)
             weights[name] = 1 / (errors[len(errors) // 2] ** 2 + _OWN_NOISE**2) if errors else 1.0
     total = sum(weights.values())
     points = []
     for row in whole:
-        parts = [(weight / total, row.scores[name]) for name, weight in weights.items()]
+        parts = [(weight / total, row.score(name)) for name, weight in weights.items()]
         value = sum(part * score.value for part, score in parts)
         error = math.hypot(*(part * error_of(score) for part, score in parts))
         points.append(_Point(row, value, error))
@@ -160,7 +160,7 @@ def _said(rows: Sequence[Row]) -> list[Alarm]:
     for row in rows:
         now: dict[tuple[Kind, str], str] = {}
         for name in row.scores:
-            score = row.scores[name]
+            score = row.score(name)
             if not math.isfinite(score.value):
                 now["not a number", name] = f"its {score.metric} is {score.value}"
         if row.missing and row.ended:

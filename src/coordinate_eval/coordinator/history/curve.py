@@ -110,7 +110,7 @@ def curve_of(column: Column, rows: Sequence[Row]) -> Curve | None:
     for row, value in zip(rows, column.values(rows), strict=True):
         if value is None or row.step is None:
             continue
-        scores = [row.scores[name] for name in column.datasets]
+        scores = [row.score(name) for name in column.datasets]
         share &= all(each.higher_is_better and 0 <= each.value <= 1 for each in scores)
         points.append(Point(row.step, value.value, column.error(row)))
     normalized = column.aggregate is not None and column.aggregate.offset

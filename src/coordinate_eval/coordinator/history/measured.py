@@ -2,25 +2,25 @@
 
 `runs_dir/.history-<uid>/<run>.<token>.json` has one run. A file is written once, when its run ends,
 and never changed. A run that is resumed and ends again gets a file of another name, and the older
-file is removed. So whoever has read a file has read it for good: `pack.jsonl` there has copies of
-many files, because each is a round trip to the file server, and may be deleted at any time.
+file is removed. So whoever has read a file has read it for good: `pack.columns` there has what
+somebody has read before, and may be deleted at any time.
 """
 
 import contextlib
 import gc
 import hashlib
 import json
-import math
 import os
 import time
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_serializer
 
 from coordinate_eval import __version__, _files
+from coordinate_eval.coordinator.history import columns
+from coordinate_eval.coordinator.history.columns import Plain, Score
 from coordinate_eval.errors import CoordinateError
 from coordinate_eval.records import (
     Aggregate,
@@ -39,46 +39,10 @@ NOT_ASKED = {"name", "group", "items", "prior", "splittable", "chance", "sample"
 """Fields of a dataset that change nothing in what is asked."""
 
 _OF_JUDGE = ("model", "revision", "rubric", "rubric_digest")
-_PACK = "pack.jsonl"
-_FORMER_PACK = "pack.columns"
+_PACK = "pack.columns"
 _MOST_PACKED = 1 << 30  # bytes
-_WORTH_PACKING = 64  # files that are read one by one
-
-
-class Score(NamedTuple):
-    """The main score of a dataset."""
-
-    value: float
-    stderr: float | None
-    items: int
-    metric: str
-    higher_is_better: bool
-    asked: str
-    """Digest of what was asked and how it was scored. Scores with one digest can be compared."""
-
-
-Plain = tuple[float, float | None, int, str, bool, str]
-"""A `Score` as a record has it."""
-
-ASKED: Final = 5
-"""The place of `asked` in it."""
-
-
-def error_of(score: Score) -> float:
-    """Return the standard error of a score from its items; 0 if it is not known."""
-    return item_error(score.value, score.stderr, score.items)
-
-
-def item_error(value: float, stderr: float | None, items: int) -> float:
-    """Return the standard error of a score from its items; 0 if it is not known.
-
-    All right or all wrong is no certainty: such a score has the error that it has with one more
-    item right and one more wrong.
-    """
-    if value in (0, 1) and not stderr and items > 0:
-        middle = (value * items + 1) / (items + 2)
-        return math.sqrt(middle * (1 - middle) / items)
-    return stderr if stderr is not None and math.isfinite(stderr) else 0.0
+_SHARED = {"groups", "aggregates", "missing"}  # large fields, the same in most runs
+_WORTH_PACKING = 64  # files that are read one by one, each a round trip to the file server
 
 
 class Measured(Record):
@@ -104,13 +68,17 @@ class Measured(Record):
     version: str = Field(default=__version__, description="of this program")
     groups: dict[str, str] = Field(default={}, description="dataset → its group, if it has one")
     aggregates: dict[str, Aggregate] = Field(default={}, description="of its suite")
-    scores: dict[str, Plain] = Field(
+    scores: Mapping[str, Plain] = Field(
         default={}, description="dataset → value, stderr, items, metric, higher is better, asked"
     )
     missing: list[str] = Field(default=[], description="datasets without a score")
     warnings: dict[str, str] = Field(
         default={}, description="dataset → what is wrong with its answers"
     )
+
+    @field_serializer("scores")
+    def _plain(self, scores: Mapping[str, Plain]) -> dict[str, Plain]:
+        return dict(scores)
 
 
 def measure(run_dir: "RunDir", run: "Run", results: Mapping[str, Any] | None) -> Measured:
@@ -239,7 +207,7 @@ def has(runs_dir: str, run: str) -> bool:
     home = folder(runs_dir)
     with contextlib.suppress(CoordinateError, OSError, ValidationError):
         return any(
-            Measured.model_validate_json(_files.read(home / name)).complete
+            _parsed(_files.read(home / name)).complete
             for name in _files.names(home)
             if _run_of(name) == run
         )
@@ -257,24 +225,13 @@ def read(runs_dir: str) -> tuple[list[Measured], list[str]]:
         return [], []
     _files.own_folder(home)
     names = {name for name in _files.names(home) if _run_of(name)}
-    packed = {name: text for name, text in _unpacked(home).items() if name in names}
-    alone, problems = _read_alone(home, sorted(names - packed.keys()))
-    found: dict[str, Measured] = {}
-    gc.disable()  # there is no garbage among what is read, and it is much
-    try:
-        for name, text in (packed | alone).items():
-            try:
-                found[name] = Measured.model_validate_json(text)
-            except ValueError as error:
-                problems.append(
-                    f"{home / name} is torn, or of a newer version, and is left out "
-                    f"({type(error).__name__})"
-                )
-    finally:
-        gc.freeze()
-        gc.enable()
+    with _without_collections():
+        packed = {name: each for name, each in _unpacked(home) if name in names}
+        alone, problems = _read_alone(home, sorted(names - packed.keys()))
+        together = _alike(alone)
+        found = packed | dict(_records(together))
     if len(alone) >= _WORTH_PACKING:
-        _pack(home, {name: text for name, text in (packed | alone).items() if name in found})
+        _pack(home, _alike(found) if packed else together)
     newest: dict[str, Measured] = {}
     for each in found.values():
         if each.run not in newest or newest[each.run].ended <= each.ended:
@@ -289,37 +246,84 @@ def _run_of(name: str) -> str:
     return run if suffix == "json" and run and len(token) == 16 and name[0] != "." else ""
 
 
-def _read_alone(home: Path, names: Iterable[str]) -> tuple[dict[str, bytes], list[str]]:
+def _read_alone(home: Path, names: Iterable[str]) -> tuple[dict[str, Measured], list[str]]:
     """Return the content of files, and what cannot be read."""
-    found: dict[str, bytes] = {}
+    found: dict[str, Measured] = {}
     problems: list[str] = []
     for name in names:
         try:
-            found[name] = _files.read(home / name)
+            found[name] = _parsed(_files.read(home / name))
         except FileNotFoundError:  # its run has ended again meanwhile
             continue
+        except (ValidationError, ValueError) as error:
+            problems.append(
+                f"{home / name} is torn, or of a newer version, and is left out "
+                f"({type(error).__name__})"
+            )
         except (CoordinateError, OSError) as error:
             problems.append(f"{home / name} is left out: {error}")
     return found, problems
 
 
-def _unpacked(home: Path) -> dict[str, bytes]:
-    """Return the content of files by their names, as the pack has it; none if that is torn."""
-    with contextlib.suppress(CoordinateError, OSError, ValueError):
+def _parsed(content: bytes | str) -> Measured:
+    return Measured.model_validate_json(content)
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep Python from looking for garbage among what is read: there is none, and it is much."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _alike(found: Mapping[str, Measured]) -> list[columns.Alike]:
+    """Return records in columns: together those whose scores and large fields have one form."""
+    together: dict[object, list[str]] = {}
+    for name, each in found.items():
+        shared = each.model_dump_json(include=_SHARED)
+        together.setdefault((columns.form(each.scores), shared), []).append(name)
+    own = [name for name in Measured.model_fields if name not in {"schema_", "scores", *_SHARED}]
+    return [
+        columns.Alike(
+            files,
+            found[files[0]].model_dump(mode="json", include=_SHARED),
+            {field: [getattr(found[name], field) for name in files] for field in own},
+            columns.columns_of([found[name].scores for name in files]),
+        )
+        for files in together.values()
+    ]
+
+
+def _records(together: Iterable[columns.Alike]) -> Iterator[tuple[str, Measured]]:
+    """Yield records that are in columns, each with the name of its file."""
+    for each in together:
+        lines = [
+            dict(zip(each.own, line, strict=True)) for line in zip(*each.own.values(), strict=True)
+        ]
+        first = Measured.model_validate({**each.shared, **lines[0]})
+        for line, (name, fields) in enumerate(zip(each.files, lines, strict=True)):
+            scores = columns.Scores(each.columns, line)
+            yield name, first.model_copy(update={**fields, "scores": scores})
+
+
+def _unpacked(home: Path) -> Iterator[tuple[str, Measured]]:
+    """Yield the records in the pack, each with the name of its file."""
+    broken = (CoordinateError, OSError, ValueError, LookupError, TypeError)
+    with contextlib.suppress(*broken):  # it is a copy
         with _files.open_to_read(home / _PACK) as file:
-            checksum, _, lines = _files.read_bounded(file, home / _PACK, _MOST_PACKED).partition(
-                b"\n"
-            )
-        if int(checksum, 16) == zlib.crc32(lines):
-            split = (line.partition(b"\t") for line in lines.split(b"\n")[:-1])
-            return {os.fsdecode(name): text for name, _, text in split}
-    return {}
+            content = _files.read_bounded(file, home / _PACK, _MOST_PACKED)
+        yield from _records(columns.load(content, _version()))
 
 
-def _pack(home: Path, texts: Mapping[str, bytes]) -> None:
-    lines = b"".join(
-        b"%s\t%s\n" % (os.fsencode(name), text.replace(b"\n", b" ")) for name, text in texts.items()
-    )
+def _pack(home: Path, together: Sequence[columns.Alike]) -> None:
     with contextlib.suppress(CoordinateError, OSError):
-        _files.write(home / _PACK, b"%08x\n" % zlib.crc32(lines) + lines)
-        (home / _FORMER_PACK).unlink(missing_ok=True)
+        _files.write(home / _PACK, columns.packed(together, _version()))
+
+
+def _version() -> str:
+    """Return what a pack is of. One of another version may lack what records have."""
+    return ",".join(Measured.model_fields)

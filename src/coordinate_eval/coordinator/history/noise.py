@@ -54,7 +54,7 @@ def noise_of(column: Column, rows: Sequence[Row]) -> Noise | None:
         return None
     steps = [float(row.step or 0) for row in known]
     values = [last[step][1] for step in sorted(last)]
-    sign = 1 if known[-1].scores[column.datasets[0]].higher_is_better else -1
+    sign = 1 if known[-1].score(column.datasets[0]).higher_is_better else -1
     rise = sign * (curve.level[-1] - curve.level[0])
     noise = deviation(steps, values)
     errors = [column.error(row) for row in known]

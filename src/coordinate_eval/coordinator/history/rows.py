@@ -1,11 +1,19 @@
 """Rows of a series: which scores of a checkpoint's runs count."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from coordinate_eval.coordinator.history.measured import ASKED, Measured, Score
+from coordinate_eval.coordinator.history.columns import (
+    Columns,
+    Plain,
+    Score,
+    Scores,
+    in_columns,
+    picker,
+)
+from coordinate_eval.coordinator.history.measured import Measured
 
 
 class Row(NamedTuple):
@@ -18,7 +26,8 @@ class Row(NamedTuple):
     runs: Sequence[str]
     """Ids, the newest first."""
     created: float
-    scores: Mapping[str, Score]
+    scores: Mapping[str, Plain]
+    """The score of each dataset, as `Score` has it."""
     missing: Sequence[str]
     """Datasets that its runs have, and have not scored."""
     gpu_seconds: float | None
@@ -38,6 +47,29 @@ class Row(NamedTuple):
         """Return the step, or the name of the checkpoint's folder where no step is known."""
         return f"step {self.step:,}" if self.step is not None else Path(self.checkpoint).name
 
+    def score(self, dataset: str) -> Score:
+        """Return the score of a dataset that has one."""
+        return Score(*self.scores[dataset])
+
+
+def by_columns(rows: Sequence[Row]) -> list[tuple[Columns, list[tuple[int, int]]]]:
+    """Return rows with the same columns together: the places of the rows, and their lines."""
+    found: dict[int, tuple[Columns, list[tuple[int, int]]]] = {}
+    for place, row in enumerate(rows):
+        its = in_columns(row.scores)
+        found.setdefault(id(its.columns), (its.columns, []))[1].append((place, its.line))
+    return list(found.values())
+
+
+class _Runs(NamedTuple):
+    """The runs of a checkpoint."""
+
+    newest_first: Sequence[Measured]
+    ranked: Sequence[Measured]
+    """Those whose scores count only without others come first."""
+    scores: Sequence[Scores]
+    """Those of the ranked."""
+
 
 def rows_of(measured: Sequence[Measured]) -> tuple[list[Row], Counter[str]]:
     """Return a row for each checkpoint, and how many scores of datasets were asked otherwise.
@@ -48,46 +80,78 @@ def rows_of(measured: Sequence[Measured]) -> tuple[list[Row], Counter[str]]:
     Args:
         measured: runs, the newest last.
     """
-    by_checkpoint: dict[str, list[Measured]] = {}
+    by_checkpoint: dict[str, list[tuple[Measured, Scores]]] = {}
+    seen: dict[int, Columns] = {}
     asked: dict[str, str] = {}
     for run in reversed(measured):
-        by_checkpoint.setdefault(run.checkpoint, []).append(run)
-        for name, score in run.scores.items():
-            asked.setdefault(name, score[ASKED])
-    unlike: Counter[str] = Counter()
-    rows = []
+        its = in_columns(run.scores)
+        by_checkpoint.setdefault(run.checkpoint, []).append((run, its))
+        if id(its.columns) not in seen:
+            seen[id(its.columns)] = its.columns
+            asked = {name: each.asked for name, each in its.columns.items()} | asked
+    alike: dict[tuple[int, ...], list[_Runs]] = {}
     for runs in by_checkpoint.values():
-        counted: dict[str, Score] = {}
-        of: dict[str, str] = {}
-        ranked = runs[::-1]
-        ranked.sort(key=lambda run: not run.decided)
-        for run in ranked:
-            for name, score in run.scores.items():
-                if score[ASKED] == asked[name]:
-                    counted[name], of[name] = Score._make(score), run.decided
-                else:
-                    unlike[name] += 1
-        words = (run.decided for run in runs if run.decided and run.decided in of.values())
-        rows.append(_row(runs, counted, next(words, "")))
+        ranked = [*runs[::-1]]
+        ranked.sort(key=lambda each: not each[0].decided)
+        scores = [its for _, its in ranked]
+        alike.setdefault(tuple(id(its.columns) for its in scores), []).append(
+            _Runs([run for run, _ in runs], [run for run, _ in ranked], scores)
+        )
+    rows: list[Row] = []
+    unlike: Counter[str] = Counter()
+    for together in alike.values():
+        every = [its.columns for its in together[0].scores]
+        for columns in every:
+            others = [name for name, each in columns.items() if each.asked != asked[name]]
+            unlike.update(dict.fromkeys(others, len(together)))
+        of = _sources(every, asked)
+        merged = _merged(together, every, of)
+        rows += [_row(runs, its, of) for runs, its in zip(together, merged, strict=True)]
     return rows, unlike
 
 
-def _row(runs: Sequence[Measured], scores: Mapping[str, Score], decided: str) -> Row:
-    """Return the row of a checkpoint from its runs, the newest first, and the scores that count."""
-    newest = runs[0]
-    known = [run.gpu_seconds for run in runs if run.gpu_seconds is not None]
+def _sources(every: Sequence[Columns], asked: Mapping[str, str]) -> dict[str, int]:
+    """Return the place of the columns that have the score which counts, by dataset."""
+    return {
+        name: place
+        for place, columns in enumerate(every)
+        for name, each in columns.items()
+        if each.asked == asked[name]
+    }
+
+
+def _merged(
+    together: Sequence[_Runs], every: Sequence[Columns], of: Mapping[str, int]
+) -> Iterable[Scores]:
+    """Return the scores that count of checkpoints whose runs have the same columns."""
+    if len(every) == 1 and of.keys() == every[0].keys():
+        return [each.scores[0] for each in together]
+    picks = [
+        picker(columns, [each.scores[place].line for each in together])
+        for place, columns in enumerate(every)
+    ]
+    merged = {name: every[place][name].of(picks[place]) for name, place in of.items()}
+    return [Scores(merged, line) for line in range(len(together))]
+
+
+def _row(runs: _Runs, scores: Scores, of: Mapping[str, int]) -> Row:
+    """Return the row of a checkpoint from the scores that count: dataset → place of its run."""
+    newest = runs.newest_first[0]
+    counted = [runs.ranked[place] for place in sorted(set(of.values()), reverse=True)]
+    known = [run.gpu_seconds for run in runs.newest_first if run.gpu_seconds is not None]
+    told = {n: words for run in runs.newest_first[::-1] for n, words in run.warnings.items()}
     return Row(
         training=f"{newest.training} (averages)" if newest.average else newest.training,
         step=newest.step,
         checkpoint=newest.checkpoint,
-        runs=[run.run for run in runs],
+        runs=[run.run for run in runs.newest_first],
         created=newest.created,
         scores=scores,
-        missing=[name for name in newest.missing if name not in scores],
+        missing=[name for name in newest.missing if name not in scores.columns],
         gpu_seconds=sum(known) if known else None,
         seconds=newest.seconds,
         planned_seconds=newest.planned_seconds,
-        ended=all(run.ended for run in runs),
-        warnings={n: words for run in reversed(runs) for n, words in run.warnings.items()},
-        decided=decided,
+        ended=all(run.ended for run in runs.newest_first),
+        warnings=told,
+        decided=next((run.decided for run in counted if run.decided), ""),
     )

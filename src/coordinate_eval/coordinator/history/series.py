@@ -8,8 +8,13 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from coordinate_eval._format import plural
-from coordinate_eval.coordinator.history.measured import Measured, error_of
-from coordinate_eval.coordinator.history.rows import Row, rows_of
+from coordinate_eval.coordinator.history.columns import (
+    error_of,
+    in_columns,
+    picker,
+)
+from coordinate_eval.coordinator.history.measured import Measured
+from coordinate_eval.coordinator.history.rows import Row, by_columns, rows_of
 from coordinate_eval.coordinator.inputs.checkpoints import remote
 from coordinate_eval.coordinator.inputs.checkpoints.saved import name_before_step
 from coordinate_eval.coordinator.report.main_metric import Member, why_unlike
@@ -50,24 +55,37 @@ class Column(NamedTuple):
 
     def values(self, rows: Sequence[Row]) -> list[Value | None]:
         """Return the values for checkpoints; None unless all datasets of the column are there."""
-        return [self.value(row) for row in rows]
+        found: list[Value | None] = [None] * len(rows)
+        count = len(self.datasets)
+        for columns, places in by_columns(rows):
+            if not count or not columns.keys() >= set(self.datasets):
+                continue
+            pick = picker(columns, [line for _, line in places])
+            its = [columns[name] for name in self.datasets]
+            values = zip(*(pick(each.values) for each in its), strict=True)
+            known = [each.stderrs for each in its if each.stderrs is not None]
+            errors: Iterable[Sequence[float] | None] = [None] * len(places)
+            if len(known) == count:
+                errors = zip(*map(pick, known), strict=True)
+            for (place, _), value, error in zip(places, values, errors, strict=True):
+                found[place] = Value(*self._together(value, error), count)
+        return found
 
     def value(self, row: Row) -> Value | None:
         """Return the value for a checkpoint; None unless all datasets of the column are there."""
-        scores = [row.scores[name] for name in self.datasets if name in row.scores]
-        if not scores or len(scores) < len(self.datasets):
-            return None
-        values = [each.value for each in scores]
-        known = [each.stderr for each in scores if each.stderr is not None]
-        errors = known if len(known) == len(scores) else None
+        return self.values([row])[0]
+
+    def _together(
+        self, values: Sequence[float], errors: Sequence[float] | None
+    ) -> tuple[float, float | None]:
         if self.aggregate is not None:
-            return Value(*self.aggregate.of(values, errors), len(scores))
+            return self.aggregate.of(values, errors)
         error = None if errors is None else math.hypot(*errors) / len(errors)
-        return Value(sum(values) / len(values), error, len(scores))
+        return sum(values) / len(values), error
 
     def error(self, row: Row) -> float:
         """Return the standard error of its value for a checkpoint, from those of the items."""
-        errors = [error_of(row.scores[name]) for name in self.datasets]
+        errors = [error_of(row.score(name)) for name in self.datasets]
         if self.aggregate is None:
             return math.hypot(*errors) / len(errors)
         return math.hypot(
@@ -79,7 +97,7 @@ class Column(NamedTuple):
 
         All right or all wrong is no certainty, see `item_error`.
         """
-        scores = [row.scores[name] for name in self.datasets]
+        scores = [row.score(name) for name in self.datasets]
         if any(each.stderr is None and not error_of(each) for each in scores):
             return None
         return self.error(row)
@@ -125,7 +143,9 @@ def series(
     rows.sort(key=lambda r: (r.training, r.step is None, r.step or 0, r.created, r.checkpoint))
     datasets: dict[str, None] = {}
     for row in rows:
-        datasets |= dict.fromkeys((*row.scores, *row.missing))
+        its = in_columns(row.scores).columns
+        if not (its.keys() <= datasets.keys() and datasets.keys() >= set(row.missing)):
+            datasets |= dict.fromkeys((*its, *row.missing))
     made = Series(rows, list(datasets), groups, notes, aggregates)
     return made._replace(notes=[*notes, *_changed(made), *_without(made)])
 
@@ -162,13 +182,16 @@ def _apart(measured: Sequence[Measured]) -> tuple[list[Measured], list[str]]:
 def _changed(found: Series) -> Iterator[str]:
     """Yield which datasets have other numbers of items in some checkpoints, and since when."""
     whole = sorted((row for row in found.rows if not row.decided), key=lambda row: row.created)
-    counts: dict[str, dict[int, Row]] = {}
-    for row in whole:
-        for name, score in row.scores.items():
-            counts.setdefault(name, {}).setdefault(score.items, row)
-    for name, first in counts.items():
-        if len(first) < 2:
-            continue
+    counts: dict[str, set[int]] = {}
+    for columns, places in by_columns(whole):
+        pick = picker(columns, [line for _, line in places])
+        for name, each in columns.items():
+            counts.setdefault(name, set()).update(pick(each.items))
+    for name in (name for name, its in counts.items() if len(its) > 1):
+        first: dict[int, Row] = {}
+        for row in whole:
+            if name in row.scores:
+                first.setdefault(row.score(name).items, row)
         before, *after = first
         since = ", ".join(f"{count:,} since {first[count].name}" for count in after[:3])
         yield (
@@ -199,10 +222,10 @@ def _without(found: Series) -> Iterator[str]:
             continue
         lacking: dict[str, None] = {}
         without = 0
-        for row in found.rows:
-            if missing := aggregate.missing(row.scores):
+        for columns, places in by_columns(found.rows):
+            if missing := aggregate.missing(columns):
                 lacking |= dict.fromkeys(missing)
-                without += 1
+                without += len(places)
         if lacking:
             shown = ", ".join(list(lacking)[:5])
             yield f"{name} is not known of {plural(without, 'checkpoint')}, without {shown}"
@@ -278,7 +301,7 @@ def _why_unlike(found: Series, datasets: Iterable[str]) -> str:
     """Return why a mean of these datasets would say nothing, by their newest scores."""
     newest = {}
     for name in datasets:
-        scored = (row.scores[name] for row in reversed(found.rows) if name in row.scores)
+        scored = (row.score(name) for row in reversed(found.rows) if name in row.scores)
         for score in itertools.islice(scored, 1):
             newest[name] = Member(score.metric, score.value, score.higher_is_better)
     return why_unlike(newest)
@@ -326,17 +349,20 @@ def _averaged(found: Series) -> list[str]:
     """
     names = set(found.datasets)
     whole = [row for row in found.rows if not row.missing]
-    for row in whole:
-        names &= row.scores.keys()
-    for row in whole or found.rows:
-        its = row.scores
-        names = {name for name in names if name not in its or 0 <= its[name].value <= 1}
+    for columns, _ in by_columns(whole):
+        names &= columns.keys()
+    for columns, places in by_columns(whole or found.rows):
+        pick = picker(columns, [line for _, line in places])
+        for name in names & columns.keys():
+            values = pick(columns[name].values)
+            if not all(map(math.isfinite, values)) or min(values) < 0 or max(values) > 1:
+                names.discard(name)
     return [name for name in found.datasets if name in names and _direction(found, name)]
 
 
 def _direction(found: Series, name: str) -> bool:
     """Return whether more is better, as the newest score of a dataset says."""
-    scored = (row.scores[name] for row in reversed(found.rows) if name in row.scores)
+    scored = (row.score(name) for row in reversed(found.rows) if name in row.scores)
     return next((score.higher_is_better for score in scored), True)
 
 

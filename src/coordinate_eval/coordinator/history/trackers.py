@@ -71,7 +71,7 @@ def points(found: Series, tokens_per_step: int | None = None) -> list[Point]:
 
     def metrics(row: Row) -> Iterator[tuple[str, float]]:
         for name in row.scores:
-            score = row.scores[name]
+            score = row.score(name)
             yield f"eval/{name}", score.value
             if score.stderr is not None:
                 yield f"eval/{name}_stderr", score.stderr

@@ -20,6 +20,7 @@ from coordinate_eval.coordinator.cli.output import (
     write_json,
 )
 from coordinate_eval.coordinator.history import measured
+from coordinate_eval.coordinator.history.columns import in_columns
 from coordinate_eval.coordinator.history.measured import Measured
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import (
@@ -277,7 +278,7 @@ def _document(found: Series, columns: Sequence[Column], form: _Form) -> dict[str
                 each.name: None if value is None else value._asdict()
                 for each, value in zip(columns, values, strict=True)
             },
-            "scores": {name: score._asdict() for name, score in row.scores.items()},
+            "scores": in_columns(row.scores).document(),
             "missing": list(row.missing),
             "decided": row.decided,
         }
@@ -353,7 +354,7 @@ def _long(found: Series, form: _Form) -> Iterator[dict[str, Any]]:
                 "dataset": name,
                 "group": found.groups.get(name),
                 "decided": row.decided,
-                **row.scores[name]._asdict(),
+                **row.score(name)._asdict(),
             }
 
 

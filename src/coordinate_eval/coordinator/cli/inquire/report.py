@@ -21,8 +21,8 @@ from coordinate_eval.coordinator.comparison.compare import Measured, compare, wi
 from coordinate_eval.coordinator.display import drawing, experiment_page
 from coordinate_eval.coordinator.display.experiment_page import Compared, Experiment, names_of
 from coordinate_eval.coordinator.display.run_page import write_report
+from coordinate_eval.coordinator.history.columns import item_error
 from coordinate_eval.coordinator.history.measured import Measured as Kept
-from coordinate_eval.coordinator.history.measured import item_error
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import Series, mean_column, series
 from coordinate_eval.coordinator.inputs.checkpoints import remote
@@ -246,7 +246,7 @@ def _apart(first: Row, second: Row) -> list[Measured]:
     for name in second.scores:
         if name not in first.scores:
             continue
-        before, now = first.scores[name], second.scores[name]
+        before, now = first.score(name), second.score(name)
         errors = [item_error(each.value, each.stderr, each.items) for each in (before, now)]
         if all(errors) and math.isfinite(now.value - before.value):
             made = _difference(name, before.value, now.value, math.hypot(*errors))

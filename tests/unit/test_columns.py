@@ -2,17 +2,20 @@
 
 import math
 import shutil
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.trainings import TRAINING, call, keep
 
-from coordinate_eval.coordinator.history import measured
-from coordinate_eval.coordinator.history.measured import ASKED, Measured, Plain, Score
-from coordinate_eval.coordinator.history.series import series
+from coordinate_eval.coordinator.history import columns, measured
+from coordinate_eval.coordinator.history.columns import ASKED, Plain
+from coordinate_eval.coordinator.history.measured import Measured
+from coordinate_eval.coordinator.history.series import Column, series
 from coordinate_eval.records import Aggregate
 
 NAMES = ("a", "b", "c", "d")
@@ -59,12 +62,35 @@ def lines(found: Sequence[Measured]) -> list[str]:
     return [each.line() for each in found]
 
 
+def through_the_pack(found: Sequence[Measured]) -> list[Measured]:
+    """Return records as they are read from a pack that was made of them."""
+    by_name = {each.run: each for each in found}
+    content = columns.packed(measured._alike(by_name), "1")
+    read = dict(measured._records(columns.load(content, "1")))
+    return [read[each.run] for each in found]
+
+
 @given(records())
-def test_a_series_has_the_newest_scores_of_what_was_asked_last(found: list[Measured]) -> None:
-    assert {row.checkpoint: repr(dict(row.scores)) for row in series(found).rows} == {
-        name: repr({dataset: Score(*score) for dataset, score in its.items()})
-        for name, its in plainly(found).items()
-    }
+def test_what_is_packed_is_read_as_it_was(found: list[Measured]) -> None:
+    assert lines(through_the_pack(found)) == lines(found)
+
+
+@given(records())
+def test_a_series_is_that_of_its_records_one_by_one(found: list[Measured]) -> None:
+    """Compared with the rules in plain words: the newest score counts, of what was asked last."""
+    for made in (series(found), series(through_the_pack(found))):
+        expected = plainly(found)
+        assert {row.checkpoint: repr(dict(row.scores)) for row in made.rows} == {
+            name: repr(dict(its)) for name, its in expected.items()
+        }
+        for names in (["a"], ["a", "c"], list(NAMES)):
+            column, weighted = Column("x", names, mean=True), Column("core", ["a", "c"], True, CORE)
+            for row in made.rows:
+                its = expected[row.checkpoint]
+                assert repr(column.value(row)) == repr(mean_of(its, names))
+                told = CORE.value({name: score[:2] for name, score in its.items()})
+                value = weighted.value(row)
+                assert repr(told) == repr(value and tuple(value[:2]))
 
 
 def plainly(found: Sequence[Measured]) -> dict[str, dict[str, Plain]]:
@@ -78,9 +104,23 @@ def plainly(found: Sequence[Measured]) -> dict[str, dict[str, Plain]]:
     return rows
 
 
+def mean_of(its: dict[str, Plain], names: Sequence[str]) -> Any:
+    from coordinate_eval.coordinator.history.series import Value
+
+    if not all(name in its for name in names):
+        return None
+    errors = [its[name][1] for name in names]
+    known = [error for error in errors if error is not None]
+    error = math.hypot(*known) / len(names) if len(known) == len(names) else None
+    return Value(sum(its[name][0] for name in names) / len(names), error, len(names))
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
-@given(place=st.floats(0, 1), kind=st.sampled_from(["torn", "flipped"]))
-def test_a_pack_that_is_torn_is_made_again(tmp_path: Path, place: float, kind: str) -> None:
+@given(place=st.floats(0, 1), kind=st.sampled_from(["torn", "flipped", "other", "another's"]))
+def test_a_pack_that_is_torn_or_of_another_version_is_made_again(
+    tmp_path: Path, place: float, kind: str
+) -> None:
+    """Whoever knows fewer fields packs fewer: a run that stopped early would look complete."""
     home = tmp_path / f"{kind}-{place}"
     template = tmp_path / "template"
     if not template.exists():
@@ -89,11 +129,17 @@ def test_a_pack_that_is_torn_is_made_again(tmp_path: Path, place: float, kind: s
     shutil.rmtree(home, ignore_errors=True)
     shutil.copytree(template, home)
     first, _ = measured.read(str(home))
-    pack = measured.folder(str(home)) / "pack.jsonl"
+    pack = measured.folder(str(home)) / "pack.columns"
     whole = pack.read_bytes()
     at = int(place * (len(whole) - 1))
-    flipped = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
-    pack.write_bytes(whole[:at] if kind == "torn" else flipped)
+    rest = whole.partition(b"\n")[2].replace(b"better", b"worse!")
+    other = {
+        "torn": whole[:at],
+        "flipped": whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :],
+        "other": whole.replace(b",decided", b"", 1).replace(b"better", b""),
+        "another's": b"1 little %08x\n" % zlib.crc32(rest) + rest,
+    }
+    pack.write_bytes(other[kind])
 
     again, problems = measured.read(str(home))
 
@@ -116,7 +162,7 @@ def test_records_that_come_and_go_beside_the_pack_are_read(tmp_path: Path) -> No
     (home / f"newer.{'0' * 16}.json").write_text(newer)
 
     said = call(tmp_path, "history", "--csv")
-    (home / "pack.jsonl").unlink()
+    (home / "pack.columns").unlink()
 
     assert said.output.count("is left out") == 2
     assert call(tmp_path, "history", "--csv").stdout == said.stdout
@@ -137,7 +183,7 @@ def test_commands_say_the_same_with_and_without_the_pack(
         keep(tmp_path, step, its, aggregates={"core": CORE}, groups={"a": "g", "b": "g"})
     for form in ((), ("--json",)):
         first = call(tmp_path, *command, *form)
-        pack = measured.folder(str(tmp_path)) / "pack.jsonl"
+        pack = measured.folder(str(tmp_path)) / "pack.columns"
         assert pack.exists()
         assert call(tmp_path, *command, *form).output == first.output
         pack.unlink()
