@@ -167,7 +167,7 @@ def test_people_see_the_decision_and_its_rules(home: Path) -> None:
         ("rules: [{of: a, at_lest: 1}]", "at_lest"),
         ("rules: [{of: a, at_least: .nan}]", "at_least"),
         ("rules: [{of: a, loses_at_most: -1}]", "loses_at_most"),
-        ("rules: {", "is not YAML: line"),
+        ("rules: {", "line 2: this is not YAML"),
         ("- a", "a mapping with `rules`"),
     ],
 )

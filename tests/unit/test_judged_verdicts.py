@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 pytest.importorskip("regex")
 
 from coordinate_eval.coordinator.inputs.suites import rubric
-from coordinate_eval.coordinator.inputs.suites.located_yaml import Place
+from coordinate_eval.coordinator.inputs.yaml_file import Place
 from coordinate_eval.evaluators.judged.verdicts import (
     Bound,
     Lack,

@@ -49,6 +49,11 @@ def test_the_digest_is_of_the_meaning() -> None:
     assert one.digest == same.digest != other.digest
 
 
+def test_keys_are_merged_as_yaml_has_it() -> None:
+    made = parse("datasets:\n- &a {name: a, task: t, limit: 3}\n- {name: b, <<: [*a, {limit: 4}]}")
+    assert [(d.name, d.task, d.limit) for d in made.datasets] == [("a", "t", 3), ("b", "t", 3)]
+
+
 def test_include_path_is_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
     (tmp_path / "s.yaml").write_text("include_path: [tasks]\ndatasets: [a]\n")
@@ -154,8 +159,7 @@ def test_include_path_is_relative_to_the_file(tmp_path: Path) -> None:
         ("extends: base\ndatasets:\n- {name: mine}\n", 3, "needs a task"),
         ("extends: base\ndatasets: {}\n", 2, "list"),
         ("extends: base\ndatasets:\n- {name: a, task: t}\n- {name: a, task: u}\n", 4, "twice"),
-        ("datasets:\n- &b {name: a, task: t}\n- {<<: *b, name: b}\n", 3, "use defaults"),
-        ("<<: {datasets: [a]}\n", 1, "merge keys (<<) are not supported"),
+        ("datasets:\n- {<<: [3], name: b}\n", 2, "<< takes mappings"),
         (f"datasets:\n- name: a\n  task: t\n  metadata: {BOMB}\n", 1, "more than 100,000 values"),
         ("datasets:\n- name: a\n  task: t\n  gen_kwargs: {t: .nan}\n", 4, "a: gen_kwargs: Out of"),
         ("datasets:\n- {name: a, task: t, gen_kwargs: {t: [-.inf]}}\n", 2, "gen_kwargs"),
@@ -163,14 +167,14 @@ def test_include_path_is_relative_to_the_file(tmp_path: Path) -> None:
         ("datasets:\n- {name: a, task: t, metadata: {b: !!binary //79}}\n", 2, "bytes"),
         ("datasets:\n- {name: a, task: t, metadata: {b: !!set {c}}}\n", 2, "metadata"),
         ("datasets:\n- {name: a, task: t, metadata: {b: !!pairs [c: d]}}\n", 2, "metadata"),
-        ('datasets:\n- {name: a, task: t, system_instruction: "\\ud800"}\n', 2, "surrogates"),
-        ('datasets:\n- {name: a, task: "\\ud800"}\n', 2, "surrogates"),
+        ('datasets:\n- {name: a, task: t, system_instruction: "\\ud800"}\n', 2, "invalid Unicode"),
+        ('datasets:\n- {name: a, task: "\\ud800"}\n', 2, "invalid Unicode"),
         (
             f"datasets:\n- {{name: a, task: t, metadata: {{b: {'[' * 150}{']' * 150}}}}}\n",
             1,
             "deep",
         ),
-        ('name: "\\ud800"\ndatasets: [a]\n', 1, "surrogates"),
+        ('name: "\\ud800"\ndatasets: [a]\n', 1, "invalid Unicode"),
     ],
 )
 def test_mistakes_name_the_line(text: str, line: int, words: str) -> None:

@@ -23,7 +23,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
 from coordinate_eval.coordinator.inputs.checkpoints.names import mapping, patterns
 from coordinate_eval.coordinator.inputs.checkpoints.names.patterns import Numbers
 from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import Renamed
-from coordinate_eval.coordinator.inputs.suites.located_yaml import Source
+from coordinate_eval.coordinator.inputs.yaml_file import Source
 from coordinate_eval.errors import UserError
 from coordinate_eval.records.names import Rule, TensorMapping
 

@@ -1,7 +1,8 @@
-"""YAML files that a user names: cluster files, and policies."""
+"""YAML files that a user names, with the line of every key, so that an error has its line."""
 
+import json
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -16,49 +17,189 @@ except ImportError:  # PyYAML was built without it
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
-MOST_LEVELS = 20
-"""Limit for lists and mappings within each other."""
+_MOST_VALUES = 100_000
+_MOST_DEPTH = 100  # readers of JSON stop at twice that
 
 
-class _Loader(_SafeLoader):
-    """A loader that refuses a duplicate key, where PyYAML would take the last."""
+class Place(NamedTuple):
+    """A line of a file."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key.value!r} is given twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep=deep)
+    where: str
+    line: int
+    what: str = "suite"
 
 
-def read(path: Path, what: str) -> object:
-    """Return the document in a file; `what` names it for the user, such as "cluster file"."""
+class Located(dict[str, Any]):
+    """A mapping that remembers the lines of itself and of its keys."""
+
+    def __init__(self, value: dict[str, Any], place: Place, places: dict[str, Place]) -> None:
+        super().__init__(value)
+        self.place, self.places = place, places
+
+    def at(self, *keys: object) -> Place:
+        """Return the line of a key, or of the nearest mapping around it."""
+        if not keys:
+            return self.place
+        key = str(keys[0])
+        return _within(self.get(key), keys[1:], self.places.get(key, self.place))
+
+    def over(self, other: "Located") -> "Located":
+        """Return the other mapping updated with the keys of this one."""
+        return Located({**other, **self}, self.place, {**other.places, **self.places})
+
+
+class LocatedList(list[Any]):
+    """A list that remembers the line of each entry."""
+
+    def __init__(self, values: list[Any], places: list[Place]) -> None:
+        super().__init__(values)
+        self.places = places
+
+
+def _within(value: object, keys: tuple[object, ...], place: Place) -> Place:
+    """Return the line of what keys lead to in a value at a place."""
+    if isinstance(value, Located) and keys:
+        return value.at(*keys)
+    if isinstance(value, LocatedList) and keys and isinstance(keys[0], int):
+        return _within(value[keys[0]], keys[1:], value.places[keys[0]])
+    return place
+
+
+class Source(NamedTuple):
+    """The text of a file, and where it comes from."""
+
+    text: str
+    where: str
+    folder: Path
+    """The folder that its paths are relative to."""
+    identity: str
+    """Equal for equal files, however they are named."""
+    what: str = "suite"
+
+
+def read(path: Path, what: str) -> Any:  # noqa: ANN401 - any YAML value
+    """Return the document in a file; `what` names it for the user, such as "cluster file".
+
+    Raises:
+        UserError: It cannot be read, or is no YAML; names file and line.
+    """
     text = _user_files.read_text(path, what, anybodys=True)
-    try:
-        if _too_deep(text):
-            raise ValueError("it is nested too deeply")
-        return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        why = f"line {line}: {error.problem}"
-    except (yaml.YAMLError, ValueError) as error:  # also numbers and dates that there are not
-        why = " ".join(str(error).split())
-    raise UserError(f"{what} {path} is not YAML: {why}")
+    return _document(Source(text, str(path), path.parent, str(path), what))
 
 
 def read_as(kind: type[ModelT], path: Path, what: str, key: str) -> ModelT:
     """Return the document in a file as a model of this kind, whose main key is `key`."""
     tree = read(path, what)
-    if not isinstance(tree, dict):
+    if not isinstance(tree, Located):
         raise UserError(f"{what} {path}: it must be a mapping with `{key}`")
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        where = _format.plain(".".join(str(part) for part in error.errors()[0]["loc"]))
-        raise UserError(f"{what} {path}: {where}: {_format.problem(error)}") from error
+        loc = error.errors()[0]["loc"]
+        where = _format.plain(".".join(str(part) for part in loc))
+        raise wrong(tree.at(*loc), f"{where}: {_format.problem(error)}") from error
+
+
+def located(source: Source) -> Located:
+    """Return the mapping in a YAML file, with the line of every key.
+
+    Raises:
+        UserError: It is malformed; names file and line.
+    """
+    tree = _document(source)
+    if not isinstance(tree, Located):
+        raise wrong(Place(source.where, 1, source.what), f"a {source.what} must be a mapping")
+    return tree
+
+
+def _document(source: Source) -> Any:  # noqa: ANN401 - any YAML value
+    start = Place(source.where, 1, source.what)
+    try:
+        if _too_deep(source.text):
+            raise ValueError("it is nested too deeply")
+        loader = _Loader(source.text)
+        loader.where, loader.what = source.where, source.what
+        tree = loader.get_single_data()
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        place = Place(source.where, line, source.what)
+        raise wrong(place, f"this is not YAML: {error.problem}") from error
+    except (yaml.YAMLError, ValueError) as error:  # also numbers and dates that there are not
+        raise wrong(start, f"this is not YAML: {' '.join(str(error).split())}") from error
+    if _has_too_many(tree):
+        most = f"more than {_MOST_VALUES:,} values"
+        raise wrong(start, f"it has {most}, counting aliases (*name) as often as used")
+    return tree
+
+
+def only(tree: Located, keys: set[str], what: str) -> None:
+    """Refuse unknown keys.
+
+    Raises:
+        UserError: A key is unknown; names file and line.
+    """
+    for key in tree:
+        if key not in keys:
+            known = ", ".join(sorted(keys))
+            raise wrong(tree.at(key), f"unknown key {key!r} in {what}; known: {known}")
+
+
+def wrong(place: Place, what: str) -> UserError:
+    """Return an error with file and line."""
+    return UserError(f"{place.what} {place.where}, line {place.line}: {what}")
+
+
+def check_json(value: object, place: Place, what: str) -> None:
+    """Check that a value survives JSON, through which jobs get it.
+
+    Raises:
+        UserError: JSON would change the value; names file and line.
+    """
+    why = "JSON has no such value"
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        if json.loads(text.encode()) == value:
+            return
+    except (TypeError, ValueError, RecursionError) as error:
+        why = str(error)
+    raise wrong(
+        place, f"{what}: {why}; give texts, numbers, lists and mappings, and a date in quotes"
+    )
+
+
+class _Loader(_SafeLoader):
+    where = ""
+    what = ""
+
+    def place(self, node: yaml.Node) -> Place:
+        return Place(self.where, node.start_mark.line + 1, self.what)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> Located:
+    found, merged = Located({}, loader.place(node), {}), Located({}, loader.place(node), {})
+    for key_node, value_node in node.value:
+        value = loader.construct_object(value_node, deep=True)
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            for each in value if isinstance(value, list) else [value]:
+                if not isinstance(each, Located):
+                    raise wrong(loader.place(key_node), "<< takes mappings")
+                merged = merged.over(each)
+            continue
+        key = str(loader.construct_object(key_node, deep=True))
+        if key in found:
+            raise wrong(loader.place(key_node), f"key {key!r} is given twice")
+        found[key] = value
+        found.places[key] = loader.place(key_node)
+    return found.over(merged) if merged else found
+
+
+def _sequence(loader: _Loader, node: yaml.SequenceNode) -> LocatedList:
+    values = [loader.construct_object(child, deep=True) for child in node.value]
+    return LocatedList(values, [loader.place(child) for child in node.value])
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_SEQUENCE_TAG, _sequence)
 
 
 def _too_deep(text: str) -> bool:
@@ -67,6 +208,20 @@ def _too_deep(text: str) -> bool:
     for event in yaml.parse(text, _Loader):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > MOST_LEVELS:
+        if depth > _MOST_DEPTH:
             return True
     return False
+
+
+def _has_too_many(tree: object) -> bool:
+    """Return whether a tree has too many values, or is nested too deeply, through its aliases.
+
+    A value counts as often as it is used, since aliases of aliases multiply.
+    """
+    values, left = [tree], _MOST_VALUES
+    while values and left >= 0:
+        value = values.pop()
+        left -= 1
+        if isinstance(value, dict | list | tuple):
+            values += value.values() if isinstance(value, dict) else value
+    return left < 0

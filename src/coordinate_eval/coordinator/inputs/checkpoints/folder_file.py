@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from coordinate_eval import _format, _owner, _user_files
 from coordinate_eval.coordinator.inputs.checkpoints import remote
-from coordinate_eval.coordinator.inputs.suites.located_yaml import Source, located, only, wrong
+from coordinate_eval.coordinator.inputs.yaml_file import Source, located, only, wrong
 from coordinate_eval.errors import ForeignError, UserError
 
 NAME: Final = "coordinate-eval.yaml"

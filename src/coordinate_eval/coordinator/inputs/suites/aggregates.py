@@ -4,14 +4,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from coordinate_eval.coordinator.inputs.suites.located_yaml import (
+from coordinate_eval.coordinator.inputs.suites.suite_yaml import FILE_NAME, matching, unknown
+from coordinate_eval.coordinator.inputs.yaml_file import (
     Located,
     LocatedList,
     Place,
     only,
     wrong,
 )
-from coordinate_eval.coordinator.inputs.suites.suite_yaml import FILE_NAME, matching, unknown
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Aggregate, Dataset
 

@@ -8,7 +8,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from coordinate_eval import _format, _user_files
-from coordinate_eval.coordinator.inputs.suites.located_yaml import (
+from coordinate_eval.coordinator.inputs.suites.suite_yaml import (
+    shipped_folder,
+    shipped_rubrics,
+    unknown,
+)
+from coordinate_eval.coordinator.inputs.yaml_file import (
     Located,
     LocatedList,
     Place,
@@ -17,11 +22,6 @@ from coordinate_eval.coordinator.inputs.suites.located_yaml import (
     located,
     only,
     wrong,
-)
-from coordinate_eval.coordinator.inputs.suites.suite_yaml import (
-    shipped_folder,
-    shipped_rubrics,
-    unknown,
 )
 from coordinate_eval.errors import ForeignError, UserError
 from coordinate_eval.records import Message, Rubric

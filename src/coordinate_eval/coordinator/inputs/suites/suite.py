@@ -14,14 +14,14 @@ from coordinate_eval import _format, _owner, _user_files
 from coordinate_eval.coordinator.inputs.judge import why_not_judged
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings
 from coordinate_eval.coordinator.inputs.suites import aggregates, rubric, suite_yaml
-from coordinate_eval.coordinator.inputs.suites.located_yaml import (
+from coordinate_eval.coordinator.inputs.suites.suite_yaml import shipped
+from coordinate_eval.coordinator.inputs.yaml_file import (
     Located,
     Source,
     check_json,
     only,
     wrong,
 )
-from coordinate_eval.coordinator.inputs.suites.suite_yaml import shipped
 from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue
 from coordinate_eval.records import Dataset, Prior, Rubric, Suite

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coordinate_eval import _user_files
-from coordinate_eval.coordinator.inputs.suites.located_yaml import (
+from coordinate_eval.coordinator.inputs.yaml_file import (
     Located,
     LocatedList,
     Place,

@@ -11,7 +11,7 @@ from coordinate_eval._format import brief
 from coordinate_eval.coordinator.inputs.checkpoints import remote
 from coordinate_eval.coordinator.inputs.checkpoints.formats import torch_file
 from coordinate_eval.coordinator.inputs.checkpoints.names import patterns
-from coordinate_eval.coordinator.inputs.suites.located_yaml import (
+from coordinate_eval.coordinator.inputs.yaml_file import (
     Located,
     Place,
     Source,
