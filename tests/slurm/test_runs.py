@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.buckets import bucket
 from tests.dev_cluster import DevCluster
 from tests.runs import (
     TASKS,
@@ -237,12 +238,18 @@ def test_a_cancelled_run_leaves_nothing_and_goes_on_when_asked(
     all_gone(workspace)
 
 
-def test_whole_nodes(workspace: Workspace, expected: dict[str, Any]) -> None:
-    run = workspace.submit(
-        workspace.suite(*FOUR_TASKS), *SLOW, "--max-gpus", 3, "--partition", "whole", "--run-dir",
-        workspace.folder / "whole", COORDINATE_EVAL_SLURM_CPU_PARTITION="low",
-    )  # fmt: skip
-    assert scores(run) == expected
+def test_whole_nodes_take_weights_from_a_store(
+    workspace: Workspace, expected: dict[str, Any]
+) -> None:
+    with bucket() as store:
+        url, suite = store.put(tiny_model(), "run/step-1"), workspace.suite(*FOUR_TASKS)
+        run = workspace.folder / "whole"
+        workspace.call(
+            "run", url, "--suite", suite, *SLOW, "--max-gpus", 3, "--partition", "whole",
+            "--run-dir", run, status=0, COORDINATE_EVAL_SLURM_CPU_PARTITION="low",
+            COORDINATE_EVAL_SLURM_ENVIRONMENT='["AWS_*"]', **store.environ,
+        )  # fmt: skip
+        assert scores(run) == expected
     assert json.loads((run / "run.json").read_text())["exclusive"] is True
     logs = [json.loads(path.read_text())["log"] for path in (run / "trials").glob("*.json")]
     assert len(set(logs)) == len(logs) > 0, "each trial has a log of its own"

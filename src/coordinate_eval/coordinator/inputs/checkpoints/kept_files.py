@@ -11,6 +11,7 @@ import re
 import shutil
 import time
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -31,9 +32,11 @@ def local(files: Sequence[Path], cache: Path) -> list[Path]:
         UserError: As for `checkpoint_files.read`, or a store cannot be read.
         OSError: The cache cannot be written.
     """
-    kept = {file: _content(file) for file in files if isinstance(file, remote.RemotePath)}
-    if not kept:
+    stored = [file for file in files if isinstance(file, remote.RemotePath)]
+    if not stored:
         return list(files)
+    with ThreadPoolExecutor(remote.REQUESTS) as pool:
+        kept = dict(zip(stored, pool.map(_content, stored), strict=True))
     digest = hashlib.sha256()
     for name, content in kept.values():
         digest.update(json.dumps([name, hashlib.sha256(content).hexdigest()]).encode())

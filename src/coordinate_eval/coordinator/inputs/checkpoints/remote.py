@@ -402,7 +402,11 @@ def _words(url: str, error: Exception) -> UserError:
             "that has it"
         )
     if isinstance(error, TimeoutError) and not said:
-        return _too_many(url)
+        return UserError(
+            f"{where}: it was not listed within {_LIST_SECONDS} s. Check that this machine reaches "
+            f"the store. If more than {MOST_NAMES:,} names are directly in it, give the folder of "
+            "one checkpoint"
+        )
     if isinstance(error, FileNotFoundError):
         return UserError(
             f"{url} was deleted. Evaluate a later checkpoint, or have training keep its checkpoints"
