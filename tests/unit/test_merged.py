@@ -12,6 +12,8 @@ from tests.mixes import Held
 from tests.tiny import need
 
 from coordinate_eval.coordinator.inputs.checkpoints.adapter import AdapterConfig
+from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import bytes_of
 from coordinate_eval.coordinator.inputs.checkpoints.merged import Merged
 from coordinate_eval.errors import UserError
 
@@ -189,7 +191,7 @@ def merge(folder: Path) -> Merged:
     base, adapter = folder / "base", folder / "adapter"
     config = json.loads((base / "config.json").read_text())
     return Merged(
-        Held(files.load_file(base / "model.safetensors")),
+        safetensors_file.open_source([base / "model.safetensors"], []),
         Held(files.load_file(adapter / "adapter_model.safetensors")),
         AdapterConfig(adapter / "adapter_config.json"),
         tied=config.get("tie_word_embeddings") is True,
@@ -204,6 +206,8 @@ def differ(found: Merged, expected: dict[str, Any]) -> dict[str, float]:
     for name, tensor in expected.items():
         mine = found.read(name)
         assert mine.dtype == tensor.dtype
+        parts = b"".join(map(bytes, found.parts(name, memoryview(bytearray(1000)))))
+        assert parts == bytes(bytes_of(mine))
         if not torch.equal(mine, tensor):
             gap = (mine.double() - tensor.double()).abs()
             unit = tensor.double().abs().clamp(min=1e-3) * torch.finfo(tensor.dtype).eps
@@ -281,6 +285,21 @@ def _merged(tmp_path: Path, adapter: dict[str, Any], **config: Any) -> Merged:
     base = Held({name: torch.zeros(shape) for name, shape in _BASE.items()})
     found = _written(tmp_path, **config)
     return Merged(base, Held(adapter), found, tied=False, where="/models/base")
+
+
+def test_a_large_matrix_is_merged_in_parts_to_the_same_bits(tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.q_proj"
+    factors = _lora(name, 700, 900, rank=16)
+    factors = {each: torch.randn_like(tensor) for each, tensor in factors.items()}
+    file = tmp_path / "base.safetensors"
+    files.save_file({f"{name}.weight": torch.randn(700, 900).bfloat16()}, file)
+    base, config = safetensors_file.open_source([file], []), _written(tmp_path, r=16)
+    merged = Merged(base, Held(factors), config, tied=False, where="/models/base")
+
+    parts = list(map(bytes, merged.parts(f"{name}.weight", memoryview(bytearray(500_000)))))
+
+    assert len(parts) > 2
+    assert b"".join(parts) == bytes(bytes_of(merged.read(f"{name}.weight")))
 
 
 def test_names_of_tensors_may_begin_otherwise_than_those_of_modules(tmp_path: Path) -> None:

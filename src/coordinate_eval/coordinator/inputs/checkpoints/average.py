@@ -15,7 +15,11 @@ import yaml
 from coordinate_eval._format import brief, plural
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, remote
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Tensor
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source, blocks, bytes_of
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
+    Source,
+    blocks,
+    compute_on_one_thread,
+)
 from coordinate_eval.coordinator.inputs.checkpoints.merged import Merged
 from coordinate_eval.coordinator.inputs.checkpoints.model.fit import FLOATS
 from coordinate_eval.coordinator.inputs.checkpoints.saved import (
@@ -78,18 +82,24 @@ class Average(Source):
 
         Of what are no numbers with a fraction, such as a count of steps, the last model's counts.
         """
-        dtype = self._tensors[name].dtype
+        dtype, shape = self._tensors[name]
         if dtype not in FLOATS:
             return self._sources[-1].read(name)
-        return self._mean(source.read(name) for source in self._sources)
+        import torch
+
+        compute_on_one_thread()
+        kind = getattr(torch, dtype)
+        wide = torch.promote_types(kind, torch.float32)
+        mean = torch.empty(math.prod(shape), dtype=wide)
+        block = torch.empty(min(_BLOCK, len(mean)), dtype=wide)
+        self._add_up((source.read(name) for source in self._sources), mean, block)
+        return mean.to(kind).reshape(shape)
 
     def parts(self, name: str, buffer: memoryview) -> Iterator[memoryview]:
         """Yield the bytes of `read` in order, each time as many as a buffer has room for.
 
         Those of few members are read together, and no tensor of these is in memory whole.
         """
-        import torch
-
         layouts = [layout for source in self._sources if (layout := source.layout(name))]
         alike = len({each.put_together for each in layouts}) == 1
         few = len(layouts) == len(self._sources) <= _MOST_TOGETHER
@@ -97,26 +107,34 @@ class Average(Source):
         if not (alike and few and dtype in FLOATS):
             yield from super().parts(name, buffer)
             return
-        kind = getattr(torch, dtype)
-        members = (blocks(each, memoryview(bytearray(len(buffer)))) for each in layouts)
-        for group in zip(*members, strict=True):
-            yield bytes_of(self._mean(torch.frombuffer(raw, dtype=kind) for raw in group))
-
-    def _mean(self, members: Iterable["torch.Tensor"]) -> "torch.Tensor":
-        """Return the mean of tensors, one of each model."""
         import torch
 
-        found: torch.Tensor | None = None
+        compute_on_one_thread()
+        kind = getattr(torch, dtype)
+        wide = torch.promote_types(kind, torch.float32)
+        # Two blocks for all: memory that is new costs more than the sums.
+        mean, block = (torch.empty(len(buffer) // kind.itemsize, dtype=wide) for _ in range(2))
+        members = [blocks(each, memoryview(bytearray(len(buffer)))) for each in layouts]
+        for group in zip(*members, strict=True):
+            found = [torch.frombuffer(raw, dtype=kind) for raw in group]
+            here = mean[: len(found[0])]
+            self._add_up(found, here, block)
+            made = buffer[: len(group[0])]
+            torch.frombuffer(made, dtype=kind).copy_(here)
+            yield made
+
+    def _add_up(
+        self, members: Iterable["torch.Tensor"], mean: "torch.Tensor", block: "torch.Tensor"
+    ) -> None:
+        """Put the mean of tensors, one of each model, into a flat one; `block` is room to add."""
+        mean.zero_()
         for tensor, weight in zip(members, self._weights, strict=True):
-            kind = torch.promote_types(tensor.dtype, torch.float32)
-            found = torch.zeros(tensor.shape, dtype=kind) if found is None else found
-            flat, total = tensor.reshape(-1), found.view(-1)
-            for start in range(0, flat.numel(), _BLOCK):
-                block = slice(start, start + _BLOCK)
-                total[block].add_(flat[block].to(kind), alpha=weight)
-            dtype = tensor.dtype
-        assert found is not None
-        return found.div_(self._total).to(dtype)
+            flat = tensor.reshape(-1)
+            for start in range(0, len(flat), max(1, len(block))):
+                some = flat[start : start + len(block)]
+                widened = block[: len(some)].copy_(some)
+                mean[start : start + len(some)].add_(widened, alpha=weight)
+        mean.div_(self._total)
 
 
 def _check_same(

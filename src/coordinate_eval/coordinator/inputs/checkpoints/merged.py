@@ -3,7 +3,7 @@
 A tensor is merged as PEFT's `merge_and_unload` does it: in float32, stored in the type of the base.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,14 +17,19 @@ from coordinate_eval.coordinator.inputs.checkpoints.adapter import (
     Names,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Layout, Tensor
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
+    Source,
+    blocks,
+    compute_on_one_thread,
+    cut_to,
+)
 from coordinate_eval.coordinator.inputs.checkpoints.model.fit import FLOATS, is_embedding, is_output
 from coordinate_eval.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
-_BLOCK_BYTES = 1 << 20  # of a product, in float32, at a time: a cache holds it
+_BLOCK_NUMBERS = 1 << 18  # of a product at a time: a cache holds them
 _OTHER = "Is it the adapter's base? --base names another one"
 
 # What all experts' matrices in one tensor are in files that have each expert's apart.
@@ -158,12 +163,41 @@ class Merged(Source):
                     tensor.index_copy_(0, torch.tensor(change.tokens), rows)
         return tensor
 
+    def parts(self, name: str, buffer: memoryview) -> Iterator[memoryview]:
+        """Yield the bytes of `read` in order, each time as many as a buffer has room for.
+
+        A matrix that changes row by row is read by rows.
+        """
+        plan, layout = self._plans[name], self._stored(name)
+        products = [
+            each for each in plan.changes if isinstance(each, _Product) and not each.transposed
+        ]
+        if not (layout and len(layout.shape) == 2 and products == plan.changes):
+            yield from super().parts(name, buffer)
+            return
+        import torch
+
+        compute_on_one_thread()
+        kind, columns = getattr(torch, layout.dtype), layout.shape[1]
+        changes = [self._adding(each, kind) for each in products]
+        room = bytearray(_step(columns) * columns * kind.itemsize)
+        start = 0
+        for block in blocks(layout, memoryview(room)):
+            rows = torch.frombuffer(block, dtype=kind).view(-1, columns)
+            for change in changes:
+                change(rows, start)
+            start += len(rows)
+            yield from cut_to(buffer, block)
+
     def layout(self, name: str) -> Layout | None:
         """Return where a tensor lies that the adapter leaves as it is, or has whole."""
+        return None if self._plans[name].changes else self._stored(name)
+
+    def _stored(self, name: str) -> Layout | None:
+        """Return where a tensor lies before it is changed, if it has its type there."""
         plan = self._plans[name]
         layout = (self._adapter if plan.own else self._base).layout(plan.begin)
-        same = layout is not None and layout.dtype == plan.tensor.dtype and not plan.changes
-        return layout if same else None
+        return layout if layout is not None and layout.dtype == plan.tensor.dtype else None
 
     def adapted(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the config of the base as that of the merged model.
@@ -186,29 +220,41 @@ class Merged(Source):
 
     def _add(self, product: _Product, tensor: "torch.Tensor") -> None:
         """Add a product to a tensor, block by block."""
-        import torch
-
         if product.experts > 1 and product.expert is None:
             for expert in range(product.experts):
                 self._add(product._replace(expert=expert), tensor[expert])
             return
-        kind = torch.promote_types(tensor.dtype, torch.float32)
+        change = self._adding(product, tensor.dtype)
+        matrix = tensor.T if product.transposed else tensor
+        step = _step(matrix.shape[1])
+        for start in range(0, matrix.shape[0], step):
+            change(matrix[start : start + step], start)
+
+    def _adding(
+        self, product: _Product, dtype: "torch.dtype"
+    ) -> Callable[["torch.Tensor", int], None]:
+        """Return what adds a product to some rows of a matrix of this type, from a row on."""
+        import torch
+
+        compute_on_one_thread()
+        kind = torch.promote_types(dtype, torch.float32)
         a, b = (self._own(name).to(kind) for name in (product.a, product.b))
         if product.expert is not None:
             a = a.reshape(product.experts, -1, a.shape[-1])[product.expert]
             b = b.reshape(b.shape[0], -1, product.experts)[:, :, product.expert]
-        matrix = tensor.T if product.transposed else tensor
-        b = b[product.first_row : product.first_row + matrix.shape[0]]
-        step = max(1, _BLOCK_BYTES // (kind.itemsize * max(1, matrix.shape[1])))
-        for start in range(0, matrix.shape[0], step):
-            block = slice(start, start + step)
-            rows, added = matrix[block], (b[block] @ a) * product.scale
-            if product.magnitude:
-                length = self._own(product.magnitude).to(kind).flatten()[block]
-                factor = length / torch.linalg.norm(rows + added, dim=1)
+        b = b[product.first_row :]
+        lengths = self._own(product.magnitude).to(kind).flatten() if product.magnitude else None
+
+        def change(rows: "torch.Tensor", start: int) -> None:
+            block = slice(start, start + len(rows))
+            added = (b[block] @ a).mul_(product.scale)
+            if lengths is not None:
+                factor = lengths[block] / torch.linalg.norm(rows + added, dim=1)
                 rows.copy_(factor.view(-1, 1) * (rows + added))
             else:
-                rows += added.to(tensor.dtype) if product.rounded else added
+                rows += added.to(dtype) if product.rounded else added
+
+        return change
 
     def _wanted(self, found: Found) -> list[str]:
         """Return tensors of the base that the adapter is for, by the names of modules."""
@@ -441,6 +487,11 @@ class Merged(Source):
 
     def _refuse(self, words: str) -> UserError:
         return UserError(f"adapter {self._place} {words}")
+
+
+def _step(columns: int) -> int:
+    """Return how many rows of a product are computed at a time: fewer may be rounded otherwise."""
+    return max(1, _BLOCK_NUMBERS // max(1, columns))
 
 
 def _first(module: str, parameter: str) -> list[str]:

@@ -123,6 +123,7 @@ def _compare(folder: Path, checkpoint: Checkpoint, reference: _Reference, file: 
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    torch.set_num_threads(len(os.sched_getaffinity(0)))  # a conversion computes on one of its own
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(

@@ -71,9 +71,7 @@ class Source(Protocol):
         if layout is not None:
             yield from blocks(layout, buffer)
             return
-        raw = bytes_of(self.read(name))
-        for start in range(0, len(raw), len(buffer)):
-            yield raw[start : start + len(buffer)]
+        yield from cut_to(buffer, bytes_of(self.read(name)))
 
 
 class Stored(Source):
@@ -101,6 +99,14 @@ class Stored(Source):
     def layout(self, name: str) -> Layout:
         """Return where the elements of a tensor lie."""
         return self._layouts[name]
+
+
+def compute_on_one_thread() -> None:
+    """Let torch compute on the thread that calls it: several compute already."""
+    import torch
+
+    if torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
 
 
 def put_together(layout: Layout) -> "torch.Tensor":
@@ -148,6 +154,12 @@ def bytes_of(tensor: "torch.Tensor") -> memoryview:
     import torch
 
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def cut_to(buffer: memoryview, raw: memoryview) -> Iterator[memoryview]:
+    """Yield bytes in order, each time as many as a buffer has room for."""
+    for start in range(0, len(raw), max(1, len(buffer))):
+        yield raw[start : start + len(buffer)]
 
 
 def blocks(layout: Layout, buffer: memoryview) -> Iterator[memoryview]:

@@ -19,6 +19,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
     Source,
     bits,
     copy,
+    cut_to,
     put_together,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.names.patterns import Numbers
@@ -90,9 +91,7 @@ class Renamed(Source):
         view = recipe.view(bits(layout))
         made = np.empty(view.shape, view.dtype)
         copy(made, view)
-        raw = made.reshape(-1).view("u1").data
-        for start in range(0, len(raw), len(buffer)):
-            yield raw[start : start + len(buffer)]
+        yield from cut_to(buffer, made.reshape(-1).view("u1").data)
 
     def layout(self, name: str) -> Layout | None:
         """Return where the elements of a tensor lie; None if their order is another."""
