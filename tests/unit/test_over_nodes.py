@@ -103,6 +103,12 @@ def test_what_the_settings_allow_counts() -> None:
         chosen(LLAMA_405B, there, nodes="1")
 
 
+def test_an_adapter_that_is_served_has_one_node() -> None:
+    there = nodes(6, 8, 80, "h100")
+    with pytest.raises(UserError, match=r"takes 2 nodes, .* leave engine argument enable_lora out"):
+        chosen(LLAMA_405B, there, engine={"args": {"enable_lora": True}})
+
+
 def test_nodes_of_unequal_numbers_of_gpus_are_named() -> None:
     eight, four = nodes(2, 8, 80, "h100")
     four = four.model_copy(update={"gpus": 4, "free_gpus": 4})

@@ -320,3 +320,13 @@ class EngineSettings(Record):
     def elsewhere(self) -> bool:
         """Return whether it is a server of others: trials only ask it, and take no GPU."""
         return self.name == "server" and "base_url" in self.args
+
+    @property
+    def serves_adapters(self) -> bool:
+        """Return whether vLLM serves an adapter by its own LoRA, so that none is merged."""
+        return self.name == "vllm" and self.args.get("enable_lora") is True
+
+    def loads(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Return the checkpoint whose weights it loads: of an adapter that it serves, the base."""
+        adapter = checkpoint.format is CheckpointFormat.ADAPTER
+        return checkpoint.parts[0] if adapter and self.serves_adapters else checkpoint

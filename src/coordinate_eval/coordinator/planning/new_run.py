@@ -14,7 +14,7 @@ from coordinate_eval._engines import kind_of
 from coordinate_eval.clusters.protocol import JobLimits
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint, saved
+from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint, saved, served
 from coordinate_eval.coordinator.inputs.checkpoints.average import Members
 from coordinate_eval.coordinator.inputs.folders import folder_for_tasks
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -100,10 +100,11 @@ def read_inputs(
     rubrics = [dataset.rubric for dataset in suite.datasets if dataset.rubric]
     settings = judge_checkpoint.named(settings, rubrics)
     folder = folder_for_tasks(str(Path.cwd()), inspected)
-    if settings.stage.where == "none" and (inspected.converted or inspected.remote):
-        done = "converted for engines" if inspected.converted else "fetched from its store"
+    loaded = settings.engine.loads(inspected)
+    if settings.stage.where == "none" and (loaded.converted or loaded.remote):
+        done = "converted for engines" if loaded.converted else "fetched from its store"
         raise UserError(
-            f"{inspected.path} has to be {done}, which is done where it is staged: "
+            f"{loaded.path} has to be {done}, which is done where it is staged: "
             "set [stage] where to shm, or to `local DIR`"
         )
     found = Inputs(inspected, suite, settings, reviewed, folder=folder, step=step, strict=strict)
@@ -114,6 +115,8 @@ def read_inputs(
     if settings.judge.engine_args:
         same = settings.container.image_of("judge") is None
         engines.by_name(settings.engine.name).check_args(settings.judge.engine_args, here=same)
+    if settings.engine.serves_adapters:
+        served.check(inspected, settings.engine.args)
     if settings.engine.name == "vllm" and here:
         vllm_arguments.check_quantization(inspected.quantization)
     return found

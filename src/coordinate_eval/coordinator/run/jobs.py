@@ -353,7 +353,7 @@ def _argv(
 
 def keeper_gib(run: Run) -> float:
     """Return the host memory of each of a run's keepers, in GiB."""
-    converting = run.checkpoint.converted
+    converting = run.settings.engine.loads(run.checkpoint).converted
     left_out = run.checkpoint.bytes - run.node_bytes if run.node_bytes else 0
     return keeper_memory_gib(run.staged_bytes - left_out, converting, run.settings.stage)
 

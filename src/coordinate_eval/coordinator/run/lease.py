@@ -86,6 +86,11 @@ def leased(run: Run) -> Checkpoint:
     return moved(run.checkpoint)
 
 
+def loaded(run: Run) -> Checkpoint:
+    """Return the checkpoint whose weights nodes hold for engines, with the same paths."""
+    return run.settings.engine.loads(leased(run))
+
+
 def is_deleted(run: Run) -> bool:
     """Return whether a run needs the checkpoint, has no lease on it, and somebody has deleted it.
 

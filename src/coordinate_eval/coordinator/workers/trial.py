@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from coordinate_eval import _files, _job_log
@@ -22,7 +23,7 @@ from coordinate_eval.coordinator.incidents.incident import read_incidents
 from coordinate_eval.coordinator.incidents.remedies import lighter_load
 from coordinate_eval.coordinator.inputs.checkpoints.pipeline import layers_of_stages
 from coordinate_eval.coordinator.planning.places import degrees
-from coordinate_eval.coordinator.run import measurements
+from coordinate_eval.coordinator.run import lease, measurements
 from coordinate_eval.coordinator.run.claiming.claims import Ledger, own_task
 from coordinate_eval.coordinator.run.claiming.work import request_indexes
 from coordinate_eval.coordinator.run.jobs import trial_id
@@ -37,7 +38,12 @@ from coordinate_eval.coordinator.workers.follower import nodes_and_rank, run_fol
 from coordinate_eval.coordinator.workers.next_shards import NextShards, TimeLeft
 from coordinate_eval.coordinator.workers.on_node.engine_cache import compiled_files
 from coordinate_eval.coordinator.workers.on_node.keeper import Arrival
-from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights, Throttle
+from coordinate_eval.coordinator.workers.on_node.staging import (
+    StagedWeights,
+    Throttle,
+    adapter_files,
+    weights_name,
+)
 from coordinate_eval.coordinator.workers.open_shards import (
     OpenShards,
     deadly,
@@ -176,7 +182,7 @@ class TrialRunner:
             return
         began = time.monotonic()
         folder = self._run.settings.stage.folder
-        weights = StagedWeights(folder, self._run.id, self._node, self._part)
+        weights = StagedWeights(folder, weights_name(self._run), self._node, self._part)
         with weights.hold(), self._compiled_files(), self._ranks() as ranks:
             self.write_progress("staging")
             name, width = self._run.settings.engine.name, self._run.gpus_per_trial
@@ -307,13 +313,20 @@ class TrialRunner:
         settings = self._run.settings.engine
         model = self._dir.model if settings.elsewhere else weights.link()
         length, args = self._run.engine_context, self._engine_args()
-        engine = engines.by_name(settings.name).start(
-            engines.Loading(
-                model, self._run.tensor_parallel, length, args, self._load.lighter, across
-            )
+        what = engines.Loading(
+            model, self._run.tensor_parallel, length, args, self._load.lighter, across
         )
+        with self._adapter(weights) as adapter:
+            engine = engines.by_name(settings.name).start(what._replace(adapter=adapter))
         self._engine_started = True
         return engine
+
+    def _adapter(self, weights: StagedWeights) -> contextlib.AbstractContextManager[Path | None]:
+        """Have the files of an adapter that vLLM is to serve while it starts."""
+        whole = lease.leased(self._run)
+        if self._run.settings.engine.loads(whole) is whole:
+            return contextlib.nullcontext()
+        return adapter_files(weights, whole)
 
     def _engine_args(self) -> dict[str, Any]:
         run, settings = self._run, self._run.settings.engine

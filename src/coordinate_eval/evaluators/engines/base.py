@@ -100,6 +100,8 @@ class Loading(NamedTuple):
     memory. `args` has fewer sequences already."""
     across: Across | None = None
     """This process's part of an engine over several nodes, if it is one."""
+    adapter: Path | None = None
+    """A folder with an adapter of the model, which answers in its place. vLLM alone takes one."""
 
 
 class EngineModule(Protocol):

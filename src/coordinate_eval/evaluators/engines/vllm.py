@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators import own_code
-from coordinate_eval.evaluators.engines import common, vllm_processes
+from coordinate_eval.evaluators.engines import common, vllm_lora, vllm_processes
 from coordinate_eval.evaluators.engines.base import ALL_KINDS, Loading, Unwanted, all_wanted
 from coordinate_eval.evaluators.engines.scoring import MOST_IDS, Scoring, together
 from coordinate_eval.evaluators.engines.vllm_arguments import check_args
@@ -164,6 +164,7 @@ class VllmEngine:
         prepare(what.tensor_parallel * (across.nodes if across else 1))
         vllm = importlib.import_module("vllm")
         arguments = engine_arguments(what) | vllm_processes.arguments(across)
+        arguments |= vllm_lora.arguments(what.adapter)
         if on_cpu() and arguments["enforce_eager"]:
             # Even then, vLLM would compile a function of its sampler at the first scored prompt.
             importlib.import_module("torch").compiler.set_stance("force_eager")
@@ -194,6 +195,7 @@ class VllmEngine:
         self.steps = self.computed_tokens = self.asked = 0
         self.most_ids = _most_ids(vllm.SamplingParams, config.model_config.max_logprobs)
         try:
+            self._adapter = vllm_lora.load(self._engine, what.adapter)
             self._probe()
         except EngineError as error:
             self.close()
@@ -292,7 +294,8 @@ class VllmEngine:
         self.asked += 1
         prompt = {"type": "token", "prompt_token_ids": ask.tokens}
         try:
-            engine.add_request(name, prompt, self._parameters(**ask.settings()))
+            parameters = self._parameters(**ask.settings())
+            engine.add_request(name, prompt, parameters, lora_request=self._adapter)
         except Exception as error:
             raise EngineError(
                 f"vLLM refused {common.named(work.requests[0])}: {common.last_words(error)}"

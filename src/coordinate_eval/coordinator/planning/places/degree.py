@@ -92,6 +92,12 @@ def degrees_of(demand: Demand, kind: tuple[str, float], gpus_of_nodes: Sequence[
             allowed = most_nodes(settings) or len(gpus_of_nodes)
             nodes = sorted(gpus_of_nodes, reverse=True)[:allowed]
             shared = _over_nodes(demand, gpu, most, nodes)
+        if shared is not None and settings.engine.serves_adapters:
+            raise UserError(
+                f"one engine of this model takes {shared.pipeline} nodes, and vLLM serves adapters "
+                "on one alone here: leave engine argument enable_lora out, and the adapter is "
+                "merged into its base"
+            ) from error
         if shared is not None or given is not None:
             return shared or Degrees(given or 1)
         if known:

@@ -174,7 +174,7 @@ def _speed(demand: Demand, choice: ChosenNodes) -> tuple[float, int]:
 
 def keeper_gib(checkpoint: Checkpoint, settings: Settings, nodes_per_trial: int = 1) -> float:
     """Return the host memory that a keeper of this checkpoint asks for, in GiB."""
-    converting = checkpoint.converted
+    converting = settings.engine.loads(checkpoint).converted
     staged = checkpoints.staged_bytes(checkpoint) - checkpoint.bytes
     staged += max(pipeline.bytes_of_nodes(checkpoint, nodes_per_trial))
     return jobs.keeper_memory_gib(staged, converting, settings.stage)

@@ -18,7 +18,11 @@ from coordinate_eval.coordinator.run.own import check_there
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, StageProgress, read_run
 from coordinate_eval.coordinator.run.rounds import nodes_of
-from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights, Throttle
+from coordinate_eval.coordinator.workers.on_node.staging import (
+    StagedWeights,
+    Throttle,
+    weights_name,
+)
 from coordinate_eval.coordinator.workers.signals import (
     MARGIN_SECONDS,
     StopRequested,
@@ -65,7 +69,8 @@ class Arrival:
         elif stage.in_files or self._run.exclusive or self._anywhere:
             most = math.inf
         give_up = time.monotonic() + KEEPER_PATIENCE_SECONDS
-        while not weights.ready(self._run.checkpoint.identity):
+        identity = lease.loaded(self._run).identity
+        while not weights.ready(identity):
             # `copy` does nothing while the keeper, or another trial, is copying.
             late = (
                 weights.begun()
@@ -74,7 +79,7 @@ class Arrival:
                 or self._keeper_is_elsewhere(weights)
                 or time.monotonic() > give_up
             )
-            if late and weights.copy(lease.leased(self._run), most_bytes=most):
+            if late and weights.copy(lease.loaded(self._run), most_bytes=most):
                 copies = self._dir.copies(self._node)
                 measurements.append_copy(copies, weights.copy_seconds, self._run.checkpoint)
                 return
@@ -161,14 +166,14 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
     _check_image(run)
     stop_on_signals()
     part = nodes.index(node), run.nodes_per_trial
-    weights = StagedWeights(run.settings.stage.folder, run.id, node, part)
+    weights = StagedWeights(run.settings.stage.folder, weights_name(run), node, part)
     try:
         with contextlib.suppress(StopRequested):
             write_progress("copying", 0)
             weights.remove_abandoned()
             with weights.hold():
                 most = 0.0 if run.settings.stage.where == "none" else math.inf
-                while not weights.copy(lease.leased(run), report, most):
+                while not weights.copy(lease.loaded(run), report, most):
                     time.sleep(WATCH_SECONDS)
                 ready = time.time()
                 write_progress("ready", total)

@@ -3,6 +3,7 @@
 They lie in `<root>/coordinate-eval-<uid>/<run>/<node>/`, with a manifest written last. Every
 process that copies or uses them holds that folder (see `node_memory`). Where nodes share an engine,
 the folder has the node's place among them in its name: at another place, other layers are needed.
+Where vLLM serves an adapter, the name of the base is in the place of the run's: runs share it.
 
 So a killed keeper leaves its weights to the trials, and the last trial removes them. If the last
 trial is killed as well, the node is swept at the end of the run. After a crash of the node, the
@@ -11,10 +12,12 @@ sizes and lack what they held, so none of them is used.
 """
 
 import contextlib
+import json
 import math
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +35,10 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     reading,
     remote,
 )
+from coordinate_eval.coordinator.inputs.checkpoints.adapter import CONFIG, WEIGHTS
+from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
+from coordinate_eval.coordinator.inputs.checkpoints.served import Served
+from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.workers.on_node import convert, fetching, node_memory
 from coordinate_eval.coordinator.workers.on_node.copying import copy_files
 from coordinate_eval.coordinator.workers.signals import ignore_signals
@@ -62,19 +69,45 @@ class Manifest(Record):
     boot: str = Field(default="", description="of the node, in which they were written")
 
 
+def weights_name(run: Run) -> str:
+    """Return the name of the folder of a run's weights.
+
+    Runs whose adapters vLLM serves share those of their base, and hold them together.
+    """
+    base = run.settings.engine.loads(run.checkpoint)
+    return run.id if base is run.checkpoint else f"base-{base.identity[:32]}"
+
+
+@contextlib.contextmanager
+def adapter_files(weights: "StagedWeights", adapter: Checkpoint) -> Iterator[Path]:
+    """Write an adapter for vLLM beside the weights of its base while the block runs.
+
+    Raises:
+        UserError: It changed, or its numbers are not finite.
+    """
+    with tempfile.TemporaryDirectory(dir=weights.link().parent) as made:
+        folder, opened = Path(made), Served(adapter)
+        bad = convert.write(opened, folder, lambda _: None, shard_bytes=adapter.bytes + 2**30)
+        guard.check_finite(adapter.path, bad)
+        _check_unchanged(adapter)
+        (folder / safetensors_file.SINGLE).rename(folder / WEIGHTS[0])
+        (folder / CONFIG).write_text(json.dumps(opened.config))
+        yield folder
+
+
 class StagedWeights:
-    """The weights of one run in one node's memory.
+    """The weights of one run in one node's memory, or of several runs with one name.
 
     `part` is the node's place among the nodes that share an engine, and their number. Such a node
     has the files with its layers alone.
     """
 
-    def __init__(self, root: str, run_id: str, node: str, part: tuple[int, int] = (0, 1)) -> None:
+    def __init__(self, root: str, of: str, node: str, part: tuple[int, int] = (0, 1)) -> None:
         self._part = place, count = part
         name = node if count == 1 else f"{node}-{place}of{count}"
         self.user_folder = node_memory.user_folder(root)
-        self.folder = self.user_folder / run_id / name
-        self._lock_path = self.user_folder / run_id / f"{name}.lock"
+        self.folder = self.user_folder / of / name
+        self._lock_path = self.user_folder / of / f"{name}.lock"
         self._lock: int | None = None
         self.copy_seconds: float | None = None
         """Seconds of the copy that this process made; None if it made none."""
