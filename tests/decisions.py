@@ -65,20 +65,11 @@ ROUND = Round(
 def facts(**changes: Any) -> d.Facts:
     base = d.Facts(
         now=100,
-        cancelled=False,
-        rounds=[ROUND],
-        asked=ROUND.created,
-        submitted={},
         tasks=[],
-        stages={},
-        released=frozenset(),
+        rounds=[ROUND],
         unpublished=list(SPANS),
         claimable=waiting_for(),
-        open_claims=[],
-        unbuilt=0,
-        unbuildable=[],
         unscored=2,
-        idle_rounds=0,
         idle_arrays=Counter(),
         most_trials=4,
     )

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -67,30 +67,19 @@ OnCluster = Callable[[object], None]
 """Has commands take a cluster for that of the settings, and for that of runs."""
 
 
-class FakeCluster:
+class FakeCluster(Cluster):
     """A scheduler that takes what it is given."""
 
     name = "slurm"
-    local = False
 
     def __init__(self) -> None:
         self.whole = False
         self.free, self.busy = list(NODES), list[Busy]()
         self.submitted: list[Job] = []
-        self.calls: Mapping[str, int] = {}
         self.refuses = self.silent = False
         self.limited = JobLimits()
         self.tasks: list[TaskStatus] | None = None
         """What it says of its jobs: if None, that all of them run."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        pass
-
-    def here(self) -> bool:
-        return True
 
     def shown(self, job: Job) -> ShownJob:
         return ShownJob(job.name, " ".join(job.argv), None, " ".join(job.argv))

@@ -35,24 +35,16 @@ _PIECE_BYTES = 1 << 20
 _never_made: set[Path] = set()
 
 
-def write(path: Path, content: str | bytes) -> None:
+def write(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Write a file in one step that survives a crash. An earlier file is replaced."""
-    temporary = _beside(path, content)
+    temporary = _beside(path, content, mode)
     temporary.replace(path)
     sync_folder(path.parent)
 
 
 def write_private(path: Path, text: str) -> None:
     """Write `text` to `path` in one step, as bytes of the file system, for the user's eyes only."""
-    temporary = path.parent / f".{path.name[:100]}.{token()}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(os.fsencode(text))
-        replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write(path, os.fsencode(text), 0o600)
 
 
 def replace(complete: Path, path: Path) -> None:
@@ -65,7 +57,7 @@ def replace(complete: Path, path: Path) -> None:
 
 def write_record(path: Path, record: Record) -> None:
     """Write a record to `path` as indented JSON, in one step."""
-    write(path, record.model_dump_json(by_alias=True, indent=1) + "\n")
+    write(path, _text_of(record))
 
 
 def create(path: Path, text: str) -> bool:
@@ -83,6 +75,11 @@ def create(path: Path, text: str) -> bool:
         return _reads(path, text)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def create_record(path: Path, record: Record) -> bool:
+    """Write a record to `path` as `create` does: unless a file is there."""
+    return create(path, _text_of(record))
 
 
 def publish(complete: Path, path: Path) -> bool:
@@ -389,15 +386,20 @@ def pretty(value: object) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
+def _text_of(record: Record) -> str:
+    return record.model_dump_json(by_alias=True, indent=1) + "\n"
+
+
 def _too_large(path: Path, what: str) -> RecordError:
     return RecordError(f"{path} is not read: it has more than {what}")
 
 
-def _beside(path: Path, content: str | bytes) -> Path:
+def _beside(path: Path, content: str | bytes, mode: int = 0o666) -> Path:
     make_folder(path.parent)
     temporary = path.parent / f".{path.name[:100]}.{token()}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        with temporary.open("xb") as file:
+        with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())

@@ -28,7 +28,7 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -82,15 +82,12 @@ def open_file(path: Path, *, anybodys: bool = False) -> int:
         ForeignError: it is not the user's own, or no regular file.
         OSError: it cannot be opened.
     """
-    descriptor = _open(path, _READ)
-    try:
-        status = _regular(path, descriptor)
-        if not anybodys and (why := foreign(status, descriptor)):
-            raise ForeignError(f"{path} is not used: {why}. {advice(path, status)}")
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+
+    def refused(status: os.stat_result, descriptor: int) -> str:
+        why = "" if anybodys else foreign(status, descriptor)
+        return why and f"{path} is not used: {why}. {advice(path, status)}"
+
+    return _opened(path, _READ, refused)
 
 
 def open_log(path: Path) -> int:
@@ -103,35 +100,34 @@ def open_log(path: Path) -> int:
         ForeignError: it is a link, has a second name, is another user's, or no regular file.
         OSError: it cannot be opened.
     """
-    descriptor = _open(path, _APPEND)
-    try:
-        status = _regular(path, descriptor)
-        if why := foreign(status, descriptor):
-            raise ForeignError(f"log {path} is not written: {why}. Remove it")
-        if status.st_nlink > 1:
-            raise ForeignError(f"log {path} is not written: it is a hard link. Remove it")
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+
+    def refused(status: os.stat_result, descriptor: int) -> str:
+        why = foreign(status, descriptor) or "it is a hard link" * (status.st_nlink > 1)
+        return why and f"log {path} is not written: {why}. Remove it"
+
+    return _opened(path, _APPEND, refused)
 
 
-def _open(path: Path, flags: int) -> int:
+def _opened(path: Path, flags: int, refused: Callable[[os.stat_result, int], str]) -> int:
+    """Return the descriptor of a regular file. `refused` says why it is not used, if it is not."""
     try:
-        return os.open(path, flags, 0o644)
+        descriptor = os.open(path, flags, 0o644)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ForeignError(f"{path} is a link, which is not followed: remove it") from error
         if error.errno == errno.ENXIO:  # a pipe that nobody reads
             raise ForeignError(f"{path} is no regular file: remove it") from error
         raise
-
-
-def _regular(path: Path, descriptor: int) -> os.stat_result:
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        raise ForeignError(f"{path} is no regular file: remove it")
-    return status
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ForeignError(f"{path} is no regular file: remove it")
+        if why := refused(status, descriptor):
+            raise ForeignError(why)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def check_folder(folder: Path) -> None:

@@ -23,9 +23,9 @@ from coordinate_eval.clusters.protocol import (
     MOST_GPUS,
     TASK_VARIABLE,
     Busy,
+    Cluster,
     End,
     Job,
-    JobLimits,
     Node,
     ShownJob,
     State,
@@ -95,7 +95,7 @@ class _Task:
         return self.guard is None and self.end is None
 
 
-class LocalCluster:
+class LocalCluster(Cluster):
     """This machine as a `Cluster`.
 
     Args:
@@ -133,15 +133,6 @@ class LocalCluster:
                 with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in a driver
                     task.guard.wait(2 * _guard.END_SECONDS)
 
-    @property
-    def calls(self) -> Mapping[str, int]:
-        """Return an empty counter: nobody is called."""
-        return {}
-
-    def here(self) -> bool:
-        """Return True: any machine can start processes."""
-        return True
-
     def shown(self, job: Job) -> ShownJob:
         """Return the argv of `job` and the number of its tasks."""
         text = f"{job.count} × {shlex.join(job.command)}"
@@ -168,14 +159,6 @@ class LocalCluster:
         if node.free_gpus:
             return [node], []
         return [], [node.busy(f"{count} of {count} GPUs in use")]
-
-    def whole_nodes(self) -> bool:
-        """Return False: jobs share this machine."""
-        return False
-
-    def limits(self) -> JobLimits:
-        """Return none: this machine ends no job."""
-        return JobLimits()
 
     def submit(self, job: Job) -> str:
         """Start the job's tasks as soon as there are GPUs and cores for them.

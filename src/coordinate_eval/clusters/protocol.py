@@ -1,16 +1,17 @@
-"""The protocol of a cluster, and the values that pass through it.
+"""What every cluster implements, and the values that pass through it.
 
 A `Job` is the same on every cluster: an argv that starts one of this program's own jobs. Each
 submission has a name of its own. If the answer to a submission is lost, `poll` finds the job by
 its name before it is submitted again.
 
-To add a scheduler, write a class with this protocol and add it to `coordinator/inputs/clusters.py`.
+To add a scheduler, write a subclass of `Cluster` and add it to `coordinator/inputs/clusters.py`.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 from pydantic import Field
 
@@ -327,7 +328,7 @@ class TaskStatus(Record):
         return {self.job_id, f"{self.job_id}_{self.index}"}
 
 
-class Cluster(Protocol):
+class Cluster(ABC):
     """A scheduler with the settings of a site.
 
     Making one asks nothing and starts nothing: `name`, `local`, `here` and `shown` work at once.
@@ -335,56 +336,55 @@ class Cluster(Protocol):
     `ClusterSilent` if the scheduler does not answer.
     """
 
-    @property
-    def name(self) -> str:
-        """Return the name in the setting `cluster`, and in `run.json`."""
-        ...
+    name: str
+    """The name in the setting `cluster`, and in `run.json`."""
 
-    @property
-    def local(self) -> bool:
-        """Return whether jobs belong to the process that submitted them.
+    local: bool = False
+    """True if jobs belong to the process that submitted them.
 
-        They end with that process, and no other process can ask about them or cancel them. The
-        process therefore supervises the run itself, and may poll often.
-        """
-        ...
+    They end with that process, and no other process can ask about them or cancel them. The
+    process therefore supervises the run itself, and may poll often.
+    """
+
+    def __enter__(self) -> Self:
+        """Do what is needed before the scheduler is asked: nothing here."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:  # noqa: B027 - mostly nothing is left
+        """Leave the scheduler. Jobs go on unless it is local."""
 
     @property
     def calls(self) -> Mapping[str, int]:
         """Count the calls so far, by command of the scheduler."""
-        ...
+        return {}
 
     def here(self) -> bool:
         """Return whether this machine belongs to such a cluster, reachable or not."""
-        ...
+        return True
 
+    @abstractmethod
     def shown(self, job: Job) -> ShownJob:
         """Return the submission of `job` for a person to read. Runs no command.
 
         Raises:
             UserError: the settings cannot be part of a submission.
         """
-        ...
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exc_info: object) -> None: ...
-
+    @abstractmethod
     def about(self) -> Mapping[str, str]:
         """Return what the scheduler says of itself and of the queues of the settings, for a person.
 
         Raises:
             UserError: the settings name something that the cluster does not have.
         """
-        ...
 
+    @abstractmethod
     def nodes(self) -> tuple[list[Node], list[Busy]]:
         """Return the nodes on which a trial can start, and the others with the reason.
 
         Raises:
             UserError: the settings name something that the cluster does not have.
         """
-        ...
 
     def whole_nodes(self) -> bool:
         """Return whether each job with GPUs gets a whole node to itself.
@@ -392,16 +392,17 @@ class Cluster(Protocol):
         Raises:
             UserError: each does, and the settings leave no place for jobs that need only cores.
         """
-        ...
+        return False
 
     def limits(self) -> JobLimits:
-        """Return how long jobs with these settings may run.
+        """Return how long jobs with these settings may run: as long as they want, here.
 
         Raises:
             UserError: the settings name something that the cluster does not have.
         """
-        ...
+        return JobLimits()
 
+    @abstractmethod
     def submit(self, job: Job) -> str:
         """Submit `job` and return its id.
 
@@ -409,15 +410,14 @@ class Cluster(Protocol):
             SubmitRefused: the scheduler refused; the message holds its words.
             ClusterSilent: no answer. The job may or may not exist: look it up by its name.
         """
-        ...
 
+    @abstractmethod
     def poll(self, prefix: str) -> list[TaskStatus]:
         """Return every task that the scheduler still knows and whose job name has this prefix.
 
         A task that is absent from an answer has ended.
         """
-        ...
 
+    @abstractmethod
     def cancel(self, job_ids: list[str]) -> None:
         """End jobs (`123`) or single tasks of them (`123_4`). Ids that are unknown are ignored."""
-        ...

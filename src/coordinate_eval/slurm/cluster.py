@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 from coordinate_eval.clusters.protocol import (
     TASK_VARIABLE,
     Busy,
+    Cluster,
     Job,
     JobLimits,
     Node,
@@ -51,14 +51,13 @@ _NOTHING_TO_CANCEL = re.compile(r"invalid job id|already complet", re.IGNORECASE
 _NOT_FROM_HERE = re.compile("access/permission denied", re.IGNORECASE)
 
 
-class SlurmCluster:
+class SlurmCluster(Cluster):
     """Slurm as a `Cluster`. Each method runs one Slurm command, at first a few more.
 
     Every method that runs a command raises `UserError` if SLURM_CONF names a missing file.
     """
 
     name = "slurm"
-    local = False
 
     def __init__(self, settings: SlurmSettings, gpu_memory_gib: float = 0.0) -> None:
         """Make it, for GPUs that have this memory where their type does not tell it."""
@@ -68,13 +67,6 @@ class SlurmCluster:
         """Jobs may start in several partitions, or with several QOS."""
         self._partitions_of: dict[str, frozenset[str]] = {}  # by node, as it was last seen
         self._most_mib_per_cpu: dict[str, int] = {}  # by partition, as far as it is known
-
-    def __enter__(self) -> Self:
-        """Do nothing: Slurm needs no connection."""
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Do nothing: Slurm needs no connection."""
 
     @cached_property
     def client(self) -> SlurmClient:

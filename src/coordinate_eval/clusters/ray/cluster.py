@@ -13,14 +13,14 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from pydantic import Field
 
 from coordinate_eval import _files
 from coordinate_eval._engines import CACHE_ROOTS
 from coordinate_eval._launchers import is_for_training
-from coordinate_eval.clusters.protocol import Busy, Job, JobLimits, Node, ShownJob, TaskStatus
+from coordinate_eval.clusters.protocol import Busy, Cluster, Job, Node, ShownJob, TaskStatus
 from coordinate_eval.clusters.ray.link import Link
 from coordinate_eval.records import Record
 
@@ -47,7 +47,7 @@ class RaySettings(Record):
     )
 
 
-class RayCluster:
+class RayCluster(Cluster):
     """A Ray cluster that others have started.
 
     Args:
@@ -58,7 +58,6 @@ class RayCluster:
     """
 
     name = "ray"
-    local = False
 
     def __init__(
         self,
@@ -72,10 +71,6 @@ class RayCluster:
         self._calls: Counter[str] = Counter()
         self._link = Link({"address": address})
 
-    def __enter__(self) -> Self:
-        """Do nothing: Ray is connected to when it is asked."""
-        return self
-
     def __exit__(self, *exc_info: object) -> None:
         """Leave Ray. Jobs go on."""
         self._link.close()
@@ -84,10 +79,6 @@ class RayCluster:
     def calls(self) -> Mapping[str, int]:
         """Count the calls so far, by name."""
         return self._calls
-
-    def here(self) -> bool:
-        """Return True: the settings say where the cluster is."""
-        return True
 
     def shown(self, job: Job) -> ShownJob:
         """Return the argv of `job`, the number of its tasks, and what each of them asks for."""
@@ -118,14 +109,6 @@ class RayCluster:
         return [Node.model_validate(each) for each in free], [
             Busy.model_validate(each) for each in busy
         ]
-
-    def whole_nodes(self) -> bool:
-        """Return False: jobs share nodes."""
-        return False
-
-    def limits(self) -> JobLimits:
-        """Return none: Ray lets actors run as long as they want."""
-        return JobLimits()
 
     def submit(self, job: Job) -> str:
         """Have Ray start the job's tasks when there are resources for them.

@@ -126,10 +126,9 @@ def compare_at(run_dir: RunDir, run: Run, number: int) -> Compared:
             found = _compared(run_dir, run, number)
     except (CoordinateError, OSError, ValueError) as error:
         found = Compared(number=number, previous=run.against, why_not=str(error))
-    text = found.model_dump_json(by_alias=True, indent=1) + "\n"
     if found.verdict and number < count_looks(run):
-        _files.create(run_dir.decided, text)
-    _files.create(run_dir.comparison(number), text)
+        _files.create_record(run_dir.decided, found)
+    _files.create_record(run_dir.comparison(number), found)
     return found
 
 

@@ -158,8 +158,7 @@ def batch_of_round(round_number: int) -> str:
 
 def write_incident(run_dir: RunDir, incident: Incident) -> None:
     """Write an incident. The first one of a job stays."""
-    text = incident.model_dump_json(by_alias=True, indent=1)
-    _files.create(run_dir.incident(incident.job), text)
+    _files.create_record(run_dir.incident(incident.job), incident)
 
 
 def read_incidents(run_dir: RunDir) -> list[Incident]:

@@ -34,15 +34,11 @@ def failed_jobs(run_dir: RunDir, now: float, known: Set[str]) -> Iterator[Incide
     """Yield the keepers and trials that say that they failed since the run was last resumed."""
     since = _files.modified(run_dir.resumed)
     for round_ in read_rounds(run_dir):
-        batch = batch_of_round(round_.number)
-        for name in (name for node in round_.nodes for name in node.names):
+        for name in round_.node_names:
             job, path = keeper_id(round_.number, name), run_dir.stage(round_.number, name)
             stage = None if job in known else _files.read_record_if_there(path, StageProgress)
             if stage is not None and stage.state == "failed" and _files.modified(path) >= since:
-                yield Incident(
-                    job=job, kind="keeper", batch=batch, node=name, how="error",
-                    time=now, message=stage.message, log=stage.log, before_work=True,
-                )  # fmt: skip
+                yield of_keeper(round_.number, name, "error", stage.message, now, stage.log)
         for trial in read_trials_of(run_dir, round_):
             new = trial.state == "failed" and trial.trial not in known
             if new and _files.modified(run_dir.trial(trial.trial)) >= since:
@@ -103,20 +99,25 @@ def dead_keepers(
     names = {
         jobs.keeper_name(run, round_.number, name): (round_.number, name)
         for round_ in read_rounds(run_dir)
-        for node in round_.nodes
-        for name in node.names
+        for name in round_.node_names
     }
     for task in tasks:
         if task.name not in names or task.state is not State.ENDED or task.end not in _DEATHS:
             continue
         number, node = names[task.name]
-        job = keeper_id(number, node)
-        if job not in known and not run_dir.stage(number, node).exists():
-            yield Incident(
-                job=job, kind="keeper", batch=batch_of_round(number), node=node, how=task.end,
-                time=now, message=f"the scheduler says: {task.end}", log=_log(run_dir, task),
-                before_work=True,
-            )  # fmt: skip
+        if keeper_id(number, node) not in known and not run_dir.stage(number, node).exists():
+            said = f"the scheduler says: {task.end}"
+            yield of_keeper(number, node, task.end, said, now, _log(run_dir, task))
+
+
+def of_keeper(
+    round_number: int, node: str, how: How, message: str, now: float, log: str
+) -> Incident:
+    """Return what went wrong with a keeper."""
+    return Incident(
+        job=keeper_id(round_number, node), kind="keeper", batch=batch_of_round(round_number),
+        node=node, how=how, time=now, message=message, log=log, before_work=True,
+    )  # fmt: skip
 
 
 def of_trial(

@@ -256,6 +256,5 @@ def _waited(run_dir: RunDir, run: Run, round_: Round, seconds: float) -> bool:
     """Return whether a round without any trial, over after so long, waited in the queue."""
     if seconds >= run.settings.supervisor.patience_seconds:
         return True
-    names = (name for node in round_.nodes for name in node.names)
-    begun = any(run_dir.stage(round_.number, name).exists() for name in names)
+    begun = any(run_dir.stage(round_.number, name).exists() for name in round_.node_names)
     return seconds >= UNAVAILABLE_SECONDS and not begun

@@ -263,6 +263,11 @@ class Round(Record):
         0, "trials of the run at a time, if more than round 0 has: few GPUs were free"
     )
 
+    @property
+    def node_names(self) -> list[str]:
+        """Return the names of all of its nodes, each of which has a keeper."""
+        return [name for node in self.nodes for name in node.names]
+
 
 class Waiting(Record):
     """`waiting.json`: why a run gets no nodes now."""

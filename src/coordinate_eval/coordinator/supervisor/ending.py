@@ -191,7 +191,7 @@ def nodes_to_sweep(run_dir: RunDir) -> list[str]:
     ended: dict[str, float] = defaultdict(float)
     killed: dict[str, float] = {}
     for round_ in read_rounds(run_dir):
-        for name in (name for node in round_.nodes for name in node.names):
+        for name in round_.node_names:
             path = run_dir.stage(round_.number, name)
             stage = _files.read_record_if_there(path, StageProgress)
             if stage is None:

@@ -1,7 +1,7 @@
 """The facts of a run at a poll: its files, the scheduler's answer, and the pace of its engines."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import fields
+from dataclasses import replace
 from statistics import median
 
 from coordinate_eval import _files
@@ -37,14 +37,7 @@ from coordinate_eval.coordinator.run.records import (
     TrialProgress,
 )
 from coordinate_eval.coordinator.run.rounds import read_rounds, read_trials_of
-from coordinate_eval.coordinator.supervisor.values import (
-    Facts,
-    NodeKey,
-    PollFacts,
-    RoundFacts,
-    TroubleFacts,
-    WorkFacts,
-)
+from coordinate_eval.coordinator.supervisor.values import Facts, NodeKey
 from coordinate_eval.records import Span
 
 
@@ -61,29 +54,25 @@ def gather_facts(
 
     Claims must be read after the poll: then no living owner of a claim is missing from it.
     """
-    poll = PollFacts(
+    found = Facts(
         now=now,
         tasks=tasks,
         submitted={s.job.name: s for s in read_submitted(run_dir)},
         cancelled=run_dir.cancelled.exists(),
-    )
-    work = _work(run_dir, run)
-    rounds = _rounds(run_dir, run, poll, work)
-    parts = (poll, work, rounds, _troubles(run_dir, run, poll, rounds))
-    return Facts(
-        **{each.name: getattr(part, each.name) for part in parts for each in fields(part)},
         idle_arrays=idle_arrays,
         cores=cores,
         judge=_files.read_record_if_there(run_dir.judge, JudgeProgress),
     )
+    return _with_troubles(run_dir, run, _with_rounds(run_dir, run, _with_work(run_dir, run, found)))
 
 
-def _work(run_dir: RunDir, run: Run) -> WorkFacts:
-    """Return what is left of the work. Of a dataset that is scored or given up nothing is."""
+def _with_work(run_dir: RunDir, run: Run, found: Facts) -> Facts:
+    """Add what is left of the work. Of a dataset that is scored or given up nothing is."""
     left = {dataset.name for dataset in unscored_datasets(run_dir, run)}
     outputs = Ledger(run_dir, "outputs")
     unpublished = outputs.unpublished(s.span for s in run.shards if s.dataset in left)
-    return WorkFacts(
+    return replace(
+        found,
         unpublished=unpublished,
         claimable={"outputs": outputs.claimable(unpublished), **_claimable(run_dir, run)},
         open_claims=[
@@ -103,8 +92,8 @@ def _work(run_dir: RunDir, run: Run) -> WorkFacts:
     )
 
 
-def _rounds(run_dir: RunDir, run: Run, poll: PollFacts, work: WorkFacts) -> RoundFacts:
-    """Return the rounds that go on, and what came of all of them."""
+def _with_rounds(run_dir: RunDir, run: Run, found: Facts) -> Facts:
+    """Add the rounds that go on, and what came of all of them."""
     rounds = list(read_rounds(run_dir))
     released = frozenset(
         (round_.number, node.name)
@@ -112,20 +101,20 @@ def _rounds(run_dir: RunDir, run: Run, poll: PollFacts, work: WorkFacts) -> Roun
         for node in round_.nodes
         if run_dir.released(round_.number, node.name).exists()
     )
-    going_on = [round_ for round_ in rounds if _goes_on(run, round_, released, poll.tasks)]
+    going_on = [round_ for round_ in rounds if _goes_on(run, round_, released, found.tasks)]
     stages = {
         (round_.number, name): stage
         for round_ in going_on
-        for node in round_.nodes
-        for name in node.names
+        for name in round_.node_names
         if (path := run_dir.stage(round_.number, name))
         and (stage := _files.read_record_if_there(path, StageProgress)) is not None
     }
     trials = {round_.number: list(read_trials_of(run_dir, round_)) for round_ in rounds}
-    idle = count_idle_rounds(run_dir, run, rounds, poll.now)
-    in_work = [claim.span for name, claim in work.open_claims if name == "outputs"]
+    idle = count_idle_rounds(run_dir, run, rounds, found.now)
+    in_work = [claim.span for name, claim in found.open_claims if name == "outputs"]
     most = (max(r.most_trials, sum(n.trials for n in r.nodes)) for r in rounds[:1])
-    return RoundFacts(
+    return replace(
+        found,
         rounds=going_on,
         released=released,
         stages=stages,
@@ -138,28 +127,29 @@ def _rounds(run_dir: RunDir, run: Run, poll: PollFacts, work: WorkFacts) -> Roun
         fruitless_rounds=_count_fruitless(trials),
         most_trials=max(most, default=0),
         ready_seconds=ready_seconds(run, trials, stages),
-        pace=pace(without_withdrawn(run_dir, run), trials, work.unpublished, in_work),
+        pace=pace(without_withdrawn(run_dir, run), trials, found.unpublished, in_work),
     )
 
 
-def _troubles(run_dir: RunDir, run: Run, poll: PollFacts, rounds: RoundFacts) -> TroubleFacts:
-    """Return the incidents that are written, and those that are seen now."""
+def _with_troubles(run_dir: RunDir, run: Run, found: Facts) -> Facts:
+    """Add the incidents that are written, and those that are seen now."""
     incidents, known = read_incidents(run_dir), recorded(run_dir)
     kinds = {each.kind for each in incidents if isinstance(each.kind, Pullers)}
     trials = {
         round_.number: [
-            rounds.trials[name] for name, _ in jobs.trials_of(round_) if name in rounds.trials
+            found.trials[name] for name, _ in jobs.trials_of(round_) if name in found.trials
         ]
-        for round_ in rounds.rounds
+        for round_ in found.rounds
     }
-    return TroubleFacts(
+    return replace(
+        found,
         incidents=incidents,
         worked=kinds_that_worked(run_dir, run, kinds),
         observed=[
-            *dead_pullers(run_dir, run, poll.tasks, poll.now, known),
-            *dead_keepers(run_dir, run, poll.tasks, poll.now, known),
-            *failed_jobs(run_dir, poll.now, known),
-            *silent_ends(poll.tasks, trials, poll.now, known),
+            *dead_pullers(run_dir, run, found.tasks, found.now, known),
+            *dead_keepers(run_dir, run, found.tasks, found.now, known),
+            *failed_jobs(run_dir, found.now, known),
+            *silent_ends(found.tasks, trials, found.now, known),
         ],
     )
 

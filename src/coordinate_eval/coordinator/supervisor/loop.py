@@ -121,7 +121,7 @@ class Supervisor:
             note=note,
             clock=clock,
         )
-        prefix, cancel = jobs.prefix(self._run), self._submitter.cancel
+        prefix, cancel = jobs.prefix(self._run), cluster.cancel
         self._handover = Handover(
             prefix, self._submit_next, cancel, run_dir.logs, minutes, tell, clock
         )

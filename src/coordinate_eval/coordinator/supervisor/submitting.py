@@ -185,10 +185,6 @@ class Submitter:
                 self._most_tasks = job.count // 2
                 self._note(f"the scheduler takes no array of {plural(job.count, 'task')}")
 
-    def cancel(self, job_ids: list[str]) -> None:
-        """Cancel jobs, so that others may take their names."""
-        self._cluster.cancel(job_ids)
-
     def find_or_submit(self, job: Job, tasks: list[TaskStatus]) -> tuple[Job, str]:
         """Return a job with its id: that of the job with its name, else that of a new job.
 
@@ -289,7 +285,7 @@ class Submitter:
     def _record(self, job: Job, job_id: str | None, refusal: str = "") -> None:
         submitted = Submitted(job=job, job_id=job_id, refusal=refusal, time=self._clock.now())
         # Another supervisor may have been first. Then its job stays.
-        _files.create(self._dir.job(job.name), submitted.model_dump_json(by_alias=True, indent=1))
+        _files.create_record(self._dir.job(job.name), submitted)
 
     def _write_refusals(self) -> None:
         """Write what is refused now, for whoever asks how the run is."""

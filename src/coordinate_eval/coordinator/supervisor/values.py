@@ -35,60 +35,56 @@ class Quiet(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PollFacts:
-    """Facts that the scheduler knows, and what it was asked for."""
+class Facts:
+    """The state of a run: its directory, one poll, and what its supervisor remembers."""
+
+    # What the scheduler knows, and what it was asked for.
 
     now: float
     """Time of the poll, in seconds since the epoch."""
     tasks: list[TaskStatus]
     """The answer to the poll."""
-    submitted: Mapping[str, Submitted]
+    submitted: Mapping[str, Submitted] = field(default_factory=dict)
     """Jobs by name, those that the scheduler refused included."""
-    cancelled: bool
+    cancelled: bool = False
     """The user has cancelled the run."""
 
+    # The work that is left, and who works at it.
 
-@dataclass(frozen=True, kw_only=True)
-class WorkFacts:
-    """The work that is left of a run, and who works at it."""
-
-    unpublished: list[Span]
+    unpublished: list[Span] = field(default_factory=list)
     """Shards without published responses."""
-    claimable: Mapping[LedgerName, list[Span]]
+    claimable: Mapping[LedgerName, list[Span]] = field(default_factory=dict)
     """Spans that a job can claim now, by ledger; in "outputs" by a trial."""
-    open_claims: list[tuple[LedgerName, OpenClaim]]
+    open_claims: list[tuple[LedgerName, OpenClaim]] = field(default_factory=list)
     """On spans of all ledgers."""
     claims_with_second_attempt: Sequence[OpenClaim] = ()
     """On shards, of owners that may go on beside a second one."""
-    unbuilt: int
+    unbuilt: int = 0
     """Datasets with neither requests nor an error, while the run has no plan."""
-    unbuildable: list[str]
+    unbuildable: Sequence[str] = ()
     """Datasets whose requests cannot be built."""
-    unscored: int
+    unscored: int = 0
     """Datasets with neither results nor an error."""
     deleted: bool = False
     """Nobody can read the checkpoint any more, and it is needed."""
 
+    # Rounds: those that still have jobs, and the results of all.
 
-@dataclass(frozen=True, kw_only=True)
-class RoundFacts:
-    """The rounds of a run: those that still have jobs, and the results of all rounds."""
-
-    rounds: Sequence[Round]
+    rounds: Sequence[Round] = ()
     """The rounds that go on, in order. `released`, `stages` and `trials` are about these rounds."""
-    released: frozenset[NodeKey]
+    released: frozenset[NodeKey] = frozenset()
     """Nodes whose weights nobody needs any more."""
-    stages: Mapping[NodeKey, StageProgress]
+    stages: Mapping[NodeKey, StageProgress] = field(default_factory=dict)
     """Progress of keepers, by round and node."""
     trials: Mapping[str, TrialProgress] = field(default_factory=dict)
     """Progress of the trials that have begun."""
     last: tuple[Round, Sequence[TrialProgress]] | None = None
     """The last round with its trials that have begun, if it began since the last resume."""
-    asked: float
+    asked: float = 0.0
     """The time at which the last round began, 0 before the first."""
     answered: bool = False
     """A trial of this run has ever answered."""
-    idle_rounds: int
+    idle_rounds: int = 0
     """Last rounds in a row without any response."""
     waits: int = 0
     """Last rounds in a row without a response that do not count: see `remedies.py`."""
@@ -101,10 +97,7 @@ class RoundFacts:
     pace: float | None = None
     """GPU seconds for a predicted one, as seen in this run; None before the first response."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class TroubleFacts:
-    """Incidents and refusals since the last resume."""
+    # What went wrong since the last resume.
 
     incidents: Sequence[Incident] = ()
     """Incidents that are written, the last ones last."""
@@ -112,11 +105,10 @@ class TroubleFacts:
     """Kinds of pullers that have incidents, and a job that has done something by now."""
     observed: Sequence[Incident] = ()
     """Incidents that are neither judged nor written yet."""
+    judge: JudgeProgress | None = None
+    """The progress of the judge, None before it is asked."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryFacts:
-    """Facts that only this supervisor knows, since it began."""
+    # What only this supervisor knows, since it began.
 
     idle_arrays: Mapping[Pullers, int]
     """Last arrays of pullers in a row that did nothing, by kind."""
@@ -132,14 +124,6 @@ class MemoryFacts:
     """Seconds after which an answer of each dataset is due."""
     quiet: Mapping[str, Quiet] = field(default_factory=dict)
     """Build, metric, judge's and scoring jobs whose task runs, by the id that cancels it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts(PollFacts, WorkFacts, RoundFacts, TroubleFacts, MemoryFacts):
-    """The state of a run: its directory, one poll, and what its supervisor remembers."""
-
-    judge: JudgeProgress | None = None
-    """The progress of the judge, None before it is asked."""
 
     def running_trials(self, run: Run) -> dict[str, tuple[NodeKey, TaskStatus]]:
         """Return the trials that have not ended and whose tasks run, with their round and node."""

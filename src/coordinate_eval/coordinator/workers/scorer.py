@@ -221,8 +221,7 @@ class ScoringJob(Puller):
             scored = DatasetItems(dataset=dataset.name, tables=results.item_scores)
             _files.create(self._dir.items(dataset.name), scored.model_dump_json(by_alias=True))
         # Another job that was taken for dead may have been first.
-        text = results.model_dump_json(by_alias=True, indent=1)
-        _files.create(self._dir.dataset_results(dataset.name), text)
+        _files.create_record(self._dir.dataset_results(dataset.name), results)
 
 
 def response_files(run_dir: RunDir, shards: list[Shard]) -> ResponseFiles:

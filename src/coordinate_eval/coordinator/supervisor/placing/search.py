@@ -244,9 +244,9 @@ class Search:
             else:
                 self._wait_for_nodes(error)
             return False
-        _files.create(self._dir.round(new.number), new.model_dump_json(indent=1))
+        _files.create_record(self._dir.round(new.number), new)
         self._searches = self._vain = 0
-        names = ", ".join(name for node in new.nodes for name in node.names)
+        names = ", ".join(new.node_names)
         self._note(f"round {new.number} on {names}; left: {plural(len(left), 'shard')}")
         return True
 
