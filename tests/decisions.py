@@ -3,12 +3,12 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coordinate_eval.clusters.protocol import Job, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claiming.claims import LEDGERS, LedgerName
+from coordinate_eval.coordinator.run.claiming.claims import LEDGERS, Claim, LedgerName, OpenClaim
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Run, StageProgress, Submitted
 from coordinate_eval.coordinator.supervisor import values as d
@@ -17,6 +17,7 @@ from coordinate_eval.records import Dataset, Shard, Span, Suite
 from tests.plans import CHECKPOINT
 
 DIR = RunDir(Path("/runs/r"))
+ActionT = TypeVar("ActionT", bound=d.Action)
 SPANS = [Span("a", 0, 5), Span("a", 5, 10), Span("b", 0, 3)]
 NODES = ["n1", "n2"]
 
@@ -76,6 +77,11 @@ def facts(**changes: Any) -> d.Facts:
     return replace(base, **changes)
 
 
+def claimed(span: Span, task: str = "7_0.0", owner: str = "o") -> OpenClaim:
+    """The first attempt at a span."""
+    return OpenClaim(span, 1, Claim(owner=owner, task=task, host="h", pid=1, time=0, token="t"))
+
+
 def submitted(*names: str, when: float = 90, count: int = 2, refusal: str = "") -> dict[str, Any]:
     return {
         name: Submitted(
@@ -126,7 +132,12 @@ def asks_again(found: d.Facts) -> bool:
 
 
 def all_submits(actions: list[d.Action]) -> list[Job]:
-    return [a.job for a in actions if isinstance(a, d.Submit)]
+    return [action.job for action in those(d.Submit, actions)]
+
+
+def those(kind: type[ActionT], actions: list[d.Action]) -> list[ActionT]:
+    """The actions of one kind."""
+    return [action for action in actions if isinstance(action, kind)]
 
 
 KEEP = [jobs.keeper_name(RUN, 0, n) for n in NODES]

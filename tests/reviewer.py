@@ -119,6 +119,17 @@ class FakeCluster(Cluster):
         raise AssertionError("nothing is to be cancelled")
 
 
+class Cancelling(FakeCluster):
+    """A scheduler that notes what is cancelled. It goes on all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancelled: list[str] = []
+
+    def cancel(self, job_ids: list[str]) -> None:
+        self.cancelled += job_ids
+
+
 def plan_now(run_dir: RunDir, run: Run, cluster: Cluster) -> Run:
     """The run as its supervisor plans it now."""
     others = OtherRuns(run_dir, run, cluster, SystemClock())

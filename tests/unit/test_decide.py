@@ -12,19 +12,21 @@ from tests.decisions import (
     TRIAL,
     all_submits,
     asks_again,
+    claimed,
     facts,
     make_run,
     stage,
     submits,
     submitted,
     tasks,
+    those,
 )
 from tests.incidents import incident
 from tests.plans import changed
 
 from coordinate_eval.clusters.containers import ContainerSettings
 from coordinate_eval.clusters.protocol import End, State, TaskStatus, Waits
-from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
+from coordinate_eval.coordinator.run.claiming.claims import OpenClaim
 from coordinate_eval.coordinator.supervisor import values as d
 from coordinate_eval.coordinator.supervisor.decide import MOST_LOGS, decide
 
@@ -85,13 +87,12 @@ def test_no_node_is_released_before_it_is_written_how_its_trials_ended() -> None
     many = [incident(f"n1-{number}") for number in range(MOST_LOGS + 1)]
     waits = decide(RUN, DIR, replace(known, observed=many))
     assert [len(a.incidents) for a in waits if isinstance(a, d.FindCauses)] == [MOST_LOGS]
-    assert not any(isinstance(action, d.Release) for action in waits)
+    assert not those(d.Release, waits)
 
 
 def test_claims_of_ended_tasks_are_revoked_and_only_those() -> None:
     def held(task: str) -> OpenClaim:
-        claim = Claim(owner="o", task=task, host="h", pid=1, time=0, token="t")
-        return OpenClaim(SPANS[0], 1, claim)
+        return claimed(SPANS[0], task)
 
     alive = [TaskStatus(name=TRIAL[0], job_id="7", index=1, state=State.RUNNING)]
     alive += [TaskStatus(name=TRIAL[1], job_id="8", index=0, state=State.PENDING)]
@@ -106,7 +107,7 @@ def test_claims_of_ended_tasks_are_revoked_and_only_those() -> None:
             open_claims=[("outputs", h) for h in (living, single, dead, held("7_3.0"))],
         ),
     )
-    assert [a for a in actions if isinstance(a, d.Revoke)] == [
+    assert those(d.Revoke, actions) == [
         d.Revoke("outputs", dead),
         d.Revoke("outputs", held("7_3.0"), End.PREEMPTED),
     ]
@@ -116,9 +117,9 @@ def test_what_does_not_start_in_time_is_cancelled() -> None:
     names = [*KEEP, *TRIAL]
     waiting = tasks(TRIAL[0], State.RUNNING, State.PENDING)
     early = facts(submitted=submitted(*names), tasks=waiting)
-    assert not any(isinstance(a, d.Cancel) for a in decide(RUN, DIR, early))
+    assert not those(d.Cancel, decide(RUN, DIR, early))
     late = replace(early, now=100 + RUN.settings.supervisor.patience_seconds)
-    (cancel,) = (a for a in decide(RUN, DIR, late) if isinstance(a, d.Cancel))
+    (cancel,) = those(d.Cancel, decide(RUN, DIR, late))
     assert cancel.job_ids == (f"{TRIAL[0]}_1",)
 
 
@@ -135,12 +136,11 @@ def test_jobs_whose_node_takes_none_are_cancelled_after_a_minute() -> None:
 
 def test_what_frees_nodes_comes_before_what_submits() -> None:
     """An error in a submission ends a pass: keepers would hold nodes for as long as it lasts."""
-    held = Claim(owner="o", task="7_0.0", host="h", pid=1, time=0, token="t")
     known = facts(
         submitted=submitted(*KEEP, TRIAL[0]),
         tasks=[*tasks(KEEP[0], State.PENDING), *tasks(KEEP[1], State.RUNNING)],
         stages={(0, "n2"): stage(1000, 1000, 10, "ready")},
-        open_claims=[("outputs", OpenClaim(SPANS[0], 1, held))],
+        open_claims=[("outputs", claimed(SPANS[0]))],
         claimable={**NOTHING, "results": [SPANS[2]]},
     )
     actions = decide(RUN, DIR, known)
@@ -157,7 +157,7 @@ def test_of_two_jobs_of_one_name_the_recorded_one_stays() -> None:
     ended = TaskStatus(name=KEEP[0], job_id="before", state=State.ENDED)
     alive = [task for name in (*KEEP, *TRIAL) for task in tasks(name, State.RUNNING)]
     actions = decide(RUN, DIR, facts(submitted=known, tasks=[*alive, double, ended]))
-    assert [a.job_ids for a in actions if isinstance(a, d.Cancel)] == [("other",)]
+    assert [a.job_ids for a in those(d.Cancel, actions)] == [("other",)]
 
 
 def test_waiting_trials_are_cancelled_when_nothing_is_left_to_do() -> None:
@@ -168,7 +168,7 @@ def test_waiting_trials_are_cancelled_when_nothing_is_left_to_do() -> None:
         DIR,
         facts(submitted=submitted(*names), tasks=waiting, unpublished=[], claimable=NOTHING),
     )
-    assert [a.job_ids for a in actions if isinstance(a, d.Cancel)] == [(f"{TRIAL[0]}_1",)]
+    assert [a.job_ids for a in those(d.Cancel, actions)] == [(f"{TRIAL[0]}_1",)]
 
 
 def test_a_new_round_when_all_trials_are_gone_and_work_is_left() -> None:
@@ -220,9 +220,9 @@ def test_a_refused_keeper_goes_into_the_job_of_its_trials() -> None:
 def test_a_keeper_that_does_not_start_is_cancelled_though_its_trials_run() -> None:
     alive = [*tasks(KEEP[0], State.PENDING), *tasks(TRIAL[0], State.RUNNING)]
     waiting = facts(submitted=submitted(*KEEP, *TRIAL), tasks=alive)
-    assert not any(isinstance(a, d.Cancel) for a in decide(RUN, DIR, waiting))
+    assert not those(d.Cancel, decide(RUN, DIR, waiting))
     late = replace(waiting, now=100 + RUN.settings.supervisor.patience_seconds)
-    (cancel,) = (a for a in decide(RUN, DIR, late) if isinstance(a, d.Cancel))
+    (cancel,) = those(d.Cancel, decide(RUN, DIR, late))
     assert KEEP[0] in cancel.job_ids[0]
     over = replace(waiting, tasks=tasks(KEEP[0], State.PENDING))
     assert d.Cancel((f"{KEEP[0]}_0",), "its trials have ended") in decide(RUN, DIR, over)
@@ -261,7 +261,7 @@ def test_without_a_round_one_is_asked_for() -> None:
 
 def test_shards_that_kill_every_trial_end_the_run() -> None:
     gone = facts(submitted=submitted(*KEEP, *TRIAL), claimable=NOTHING)
-    (finish,) = (a for a in decide(RUN, DIR, gone) if isinstance(a, d.Finish))
+    (finish,) = those(d.Finish, decide(RUN, DIR, gone))
     assert "died" in finish.why
 
 

@@ -11,6 +11,7 @@ from tests.decisions import (
     SPANS,
     TRIAL,
     all_submits,
+    claimed,
     facts,
     make_run,
     submits,
@@ -21,7 +22,7 @@ from tests.decisions import (
 
 from coordinate_eval.clusters.protocol import State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import JudgeSettings
-from coordinate_eval.coordinator.run.claiming.claims import Claim, LedgerName, OpenClaim, whole
+from coordinate_eval.coordinator.run.claiming.claims import LedgerName, OpenClaim, whole
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name, useful_pullers
 from coordinate_eval.coordinator.run.records import JudgePlace, JudgeProgress, portion_seconds
 from coordinate_eval.coordinator.supervisor import decide_jobs
@@ -53,10 +54,7 @@ def test_all_responses_there_scores_are_waited_for() -> None:
     scorable: dict[LedgerName, list[Span]] = {**NOTHING, "results": [whole("a")]}
     done = facts(submitted=submitted(*KEEP, *TRIAL), unpublished=[], claimable=scorable)
     assert not any(isinstance(a, d.Finish | d.NewRound) for a in decide(RUN, DIR, done))
-    claim = Claim(owner="o", task="7_0.0", host="h", pid=1, time=0, token="t")
-    held = replace(
-        done, claimable=NOTHING, open_claims=[("results", OpenClaim(whole("a"), 1, claim))]
-    )
+    held = replace(done, claimable=NOTHING, open_claims=[("results", claimed(whole("a")))])
     assert not any(isinstance(a, d.Finish | d.NewRound) for a in decide(RUN, DIR, held))
     stuck = replace(done, claimable=NOTHING)
     assert any(isinstance(a, d.Finish) for a in decide(RUN, DIR, stuck))
@@ -104,11 +102,10 @@ def test_scoring_jobs_that_end_at_once_come_ever_less_often_while_nothing_waits(
 
 
 def test_more_scoring_jobs_come_when_datasets_wait_for_one() -> None:
-    claim = Claim(owner="o", task=f"{FIRST}.0", host="h", pid=1, time=0, token="t")
     busy = facts(
         submitted={**submitted(*KEEP, *TRIAL), **submitted(FIRST, when=0, count=1)},
         tasks=[*tasks(TRIAL[0], State.RUNNING), *tasks(FIRST, State.RUNNING)],
-        open_claims=[("results", OpenClaim(whole("a"), 1, claim))],
+        open_claims=[("results", claimed(whole("a"), f"{FIRST}.0"))],
     )
     assert scoring_jobs(busy) == []
     one_waits = replace(busy, claimable=waiting_for(results=[whole("b")]))
@@ -157,11 +154,10 @@ def test_pullers_that_have_left_are_replaced_while_others_still_work() -> None:
     run = make_run(asks=["b"])
     first = pullers_name(run, Pullers.METRIC, 0)
     some = [Span("b", n, n + 1) for n in range(6)]
-    claim = Claim(owner="o", task=f"{first}_0.0", host="h", pid=1, time=0, token="t")
     known = facts(
         submitted={**submitted(*KEEP, *TRIAL), **submitted(first, when=0)},
         tasks=tasks(first, State.RUNNING),
-        open_claims=[("answers", OpenClaim(Span("b", 9, 10), 1, claim))],
+        open_claims=[("answers", claimed(Span("b", 9, 10), f"{first}_0.0"))],
         claimable=waiting_for(answers=some),
     )
     (another,) = [
@@ -192,7 +188,7 @@ def test_one_job_asks_the_judge_and_no_metric_job_does() -> None:
     (job,) = [a.job for a in decide(JUDGED, DIR, working) if isinstance(a, d.Submit)][:1]
     assert submits(decide(JUDGED, DIR, working)) == [JUDGE_JOB]
     assert (job.count, job.cpus, job.gpus) == (1, 1, 0)
-    claim = OpenClaim(SPANS[2], 1, Claim(owner="judge", task="j", host="", pid=1, time=0, token=""))
+    claim = claimed(SPANS[2], "j")
     there = replace(
         working,
         submitted=submitted(*KEEP, *TRIAL, JUDGE_JOB),
@@ -218,7 +214,7 @@ def test_a_checkpoint_judges_on_gpus_when_all_questions_are_written() -> None:
     assert SPANS[2].dataset in {span.dataset for span in first.unpublished}
     assert JUDGE_JOB not in submits(decide(run, DIR, first))
     last = replace(first, unpublished=[s for s in first.unpublished if s.dataset == "a"])
-    claim = OpenClaim(SPANS[2], 1, Claim(owner="s", task="j", host="", pid=1, time=0, token=""))
+    claim = claimed(SPANS[2], "j")
     held: list[tuple[LedgerName, OpenClaim]] = [("questions", claim)]
     assert JUDGE_JOB not in submits(decide(run, DIR, replace(last, open_claims=held)))
     (job,) = [

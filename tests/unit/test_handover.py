@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.clocks import SetClock
-from tests.reviewer import FakeCluster
+from tests.reviewer import Cancelling
 from tests.run_dirs import unplanned
 
 from coordinate_eval import _files
@@ -22,12 +22,8 @@ from coordinate_eval.errors import ClusterError, ClusterSilent
 MINUTES = 60.0
 
 
-class Busy(FakeCluster):
+class Busy(Cancelling):
     """A scheduler in whose queue supervisors wait."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cancelled: list[str] = []
 
     def submit(self, job: Job) -> str:
         super().submit(job)
@@ -39,9 +35,6 @@ class Busy(FakeCluster):
             for job in self.submitted
             if job.name not in self.cancelled
         ]
-
-    def cancel(self, job_ids: list[str]) -> None:
-        self.cancelled += job_ids
 
     def supervisors(self) -> list[str]:
         return [job.name for job in self.submitted if "_supervise" in job.argv]

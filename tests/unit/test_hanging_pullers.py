@@ -11,8 +11,17 @@ from typing import Any
 
 import pytest
 from tests.clocks import SetClock
-from tests.decisions import DIR, RUN, SPANS, facts, make_run, submitted, waiting_for
-from tests.reviewer import FakeCluster
+from tests.decisions import (
+    DIR,
+    RUN,
+    SPANS,
+    claimed,
+    facts,
+    make_run,
+    submitted,
+    waiting_for,
+)
+from tests.reviewer import Cancelling
 from tests.run_dirs import unplanned
 from tests.runs import until
 
@@ -25,7 +34,7 @@ from coordinate_eval.coordinator.incidents.hangs import (
     quiet_seconds,
 )
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.run.claiming.claims import Claim, Ledger, OpenClaim, whole
+from coordinate_eval.coordinator.run.claiming.claims import Ledger, whole
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.supervisor.decide import decide
@@ -55,13 +64,12 @@ def task_of(index: int = 0, **fields: Any) -> TaskStatus:
 
 def quiet(seconds: float = LEAST, *, begun: bool = True, **fields: Any) -> Facts:
     """Facts of two metric jobs, of which the second holds work and is quiet."""
-    claim = Claim(owner="metric-1", task="7_1.0", host="h", pid=1, time=0, token="t")
     tasks = [task_of(), task_of(1, **fields)]
     return facts(
         submitted=as_job_7(METRIC),
         tasks=tasks,
         claimable=waiting_for(),
-        open_claims=[("answers", OpenClaim(SPANS[0], 1, claim))],
+        open_claims=[("answers", claimed(SPANS[0], "7_1.0", "metric-1"))],
         quiet={"7_0": Quiet(tasks[0], 0.0, True), "7_1": Quiet(tasks[1], seconds, begun)},
     )
 
@@ -168,15 +176,8 @@ def test_time_in_which_a_supervisor_did_not_look_counts_for_little(tmp_path: Pat
     assert watch.seen(10, task_of()) == {"7_0": (MOST_BETWEEN_SECONDS + 10, True)}
 
 
-class Stuck(FakeCluster):
+class Stuck(Cancelling):
     """A scheduler of a build job that hangs, and is long in ending it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cancelled: list[str] = []
-
-    def cancel(self, job_ids: list[str]) -> None:
-        self.cancelled += job_ids
 
 
 def test_a_supervisor_ends_one_once_and_gives_its_dataset_to_another(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tests.decisions import (
     RUN,
     SPANS,
     TRIAL,
+    claimed,
     facts,
     make_run,
     submitted,
@@ -35,7 +36,7 @@ from coordinate_eval.coordinator.incidents.observe import silent_ends
 from coordinate_eval.coordinator.incidents.shown import report_failures
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claiming.claims import Claim, Ledger, OpenClaim
+from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
     StageProgress,
@@ -69,12 +70,11 @@ def progress(state: str = "running", **fields: Any) -> TrialProgress:
 
 def running(**changes: Any) -> Facts:
     """Facts of two trials that run on n1, of which the second holds a shard."""
-    claim = Claim(owner="n1-1", task="7_1.0", host="h", pid=1, time=0, token="t")
     tasks = [TaskStatus(name=TRIAL[0], job_id="7", index=i, state=State.RUNNING) for i in range(2)]
     base = facts(
         submitted=submitted(*KEEP, *TRIAL),
         tasks=tasks,
-        open_claims=[("outputs", OpenClaim(SPANS[0], 1, claim))],
+        open_claims=[("outputs", claimed(SPANS[0], "7_1.0", "n1-1"))],
         trials={"n1-1": progress(), "n1-0": progress(trial="n1-0", task="7_0.0")},
         silent={"n1-0": 1.0, "n1-1": 1.0},
     )

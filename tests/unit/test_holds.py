@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.clocks import SetClock
 from tests.decisions import DIR, RUN, TRIAL, facts, submitted, tasks
-from tests.reviewer import FakeCluster, Reviewer
+from tests.reviewer import Cancelling, FakeCluster, Reviewer
 from tests.run_dirs import unplanned
 from tests.shown_runs import SUPERVISOR, ask, pending, running, seen
 from tests.tiny import tiny_model
@@ -122,13 +122,12 @@ def test_a_supervisor_that_was_not_launched_is_none(
     assert "jobs go on" in ask(run_dir, monkeypatch, [lost, running(TRIAL[0])]).output
 
 
-class Holding(FakeCluster):
+class Holding(Cancelling):
     """A scheduler that holds jobs until they are cancelled."""
 
     def __init__(self) -> None:
         super().__init__()
         self.held = Hold.NONE
-        self.cancelled: list[str] = []
 
     def poll(self, prefix: str) -> list[TaskStatus]:
         return [
@@ -136,9 +135,6 @@ class Holding(FakeCluster):
             for task in super().poll(prefix)
             if task.job_id not in self.cancelled
         ]
-
-    def cancel(self, job_ids: list[str]) -> None:
-        self.cancelled += job_ids
 
     def supervisors(self) -> list[Job]:
         return [job for job in self.submitted if "_supervise" in job.argv]

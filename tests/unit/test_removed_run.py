@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.decisions import make_run
-from tests.reviewer import FakeCluster
+from tests.reviewer import Cancelling
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import State, TaskStatus
@@ -33,22 +33,18 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     return made
 
 
-class Removing(FakeCluster):
+class Removing(Cancelling):
     """A scheduler during whose answer the run is removed. A trial is running."""
 
     def __init__(self, run_dir: RunDir) -> None:
         super().__init__()
         self._dir = run_dir
-        self.cancelled: list[str] = []
 
     def poll(self, prefix: str) -> list[TaskStatus]:
         shutil.rmtree(self._dir.root, ignore_errors=True)
         if self.cancelled:
             return []
         return [TaskStatus(name=f"{prefix}t0-n1", job_id="7", state=State.RUNNING)]
-
-    def cancel(self, job_ids: list[str]) -> None:
-        self.cancelled += job_ids
 
 
 def test_its_supervisor_cancels_its_jobs_and_ends(run_dir: RunDir) -> None:

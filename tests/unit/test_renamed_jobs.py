@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.decisions import make_run
-from tests.reviewer import FakeCluster
+from tests.reviewer import Cancelling
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import TASK_VARIABLE, TaskStatus
@@ -22,13 +22,12 @@ from coordinate_eval.coordinator.supervisor.loop import Supervisor
 from coordinate_eval.errors import ClusterSilent
 
 
-class Renaming(FakeCluster):
+class Renaming(Cancelling):
     """A scheduler that puts something before or behind the names of jobs."""
 
     def __init__(self, before: str = "", behind: str = "") -> None:
         super().__init__()
         self.before, self.behind = before, behind
-        self.cancelled: list[str] = []
         self.silent = False
 
     def poll(self, prefix: str) -> list[TaskStatus]:
@@ -39,9 +38,6 @@ class Renaming(FakeCluster):
             for each in super().poll("")
         ]
         return [each for each in found if each.name.startswith(prefix)]
-
-    def cancel(self, job_ids: list[str]) -> None:
-        self.cancelled += job_ids
 
 
 class Begun(Exception):

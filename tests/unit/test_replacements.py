@@ -5,12 +5,19 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.decisions import DIR, facts, make_run, submitted, tasks, waiting_for
+from tests.decisions import (
+    DIR,
+    claimed,
+    facts,
+    make_run,
+    submitted,
+    tasks,
+    waiting_for,
+)
 from tests.random_examples import examples
 
 from coordinate_eval.clusters.protocol import State
 from coordinate_eval.coordinator.run import jobs
-from coordinate_eval.coordinator.run.claiming.claims import Claim, OpenClaim
 from coordinate_eval.coordinator.run.records import Round, RoundNode, Submitted
 from coordinate_eval.coordinator.supervisor import values as d
 from coordinate_eval.coordinator.supervisor.decide import decide
@@ -116,8 +123,7 @@ def test_a_job_for_all_trials_of_a_node_counts_as_all_of_them() -> None:
 
 
 def test_what_lost_trials_held_is_waited_for() -> None:
-    claim = Claim(owner="n3-7", task="gone_7.0", host="h", pid=1, time=0, token="t")
-    orphan = [("outputs", OpenClaim(SHARDS[399].span, 1, claim))]
+    orphan = [("outputs", claimed(SHARDS[399].span, "gone_7.0"))]
     assert asked(lost(15)) == 1
     assert asked(lost(15, open_claims=orphan)) == 0  # with its shards more may pay
     assert asked(lost(5, running=0, open_claims=orphan)) == 6

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.decisions import make_run
+from tests.decisions import (
+    claimed,
+    make_run,
+)
 from tests.run_dirs import ITEMS, SHARDS, answered, write_built, write_requests
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.run.claiming.claims import Claim, Ledger, OpenClaim
+from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.measurements import read_lines
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import TrialProgress
@@ -41,8 +44,7 @@ SHARD = Shard(dataset="a", start=0, stop=6, gpu_seconds=10, metric_cpu_seconds=0
 
 
 def held(owner: str, left: float, start: int = 0, dataset: str = "d") -> Held:
-    claim = Claim(owner=owner, task="1", host="h", pid=1, time=0, token="t")
-    return Held(OpenClaim(Span(dataset, start, start + 1), 1, claim), left)
+    return Held(claimed(Span(dataset, start, start + 1), owner=owner), left)
 
 
 def chosen(

@@ -12,9 +12,8 @@ from coordinate_eval.slurm.answers.limits import Accounting, Longest, longest, r
 from coordinate_eval.slurm.answers.partitions import Partition
 from coordinate_eval.slurm.client import SlurmClient
 from coordinate_eval.slurm.cluster import SlurmCluster
-from coordinate_eval.slurm.places import Places
+from coordinate_eval.slurm.places import KNOWN_SECONDS, Places
 from coordinate_eval.slurm.settings import SlurmSettings
-from coordinate_eval.slurm.time_limits import KNOWN_SECONDS, TimeLimits
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 
@@ -143,15 +142,15 @@ def test_jobs_on_cpus_have_limits_of_their_own() -> None:
 def test_limits_that_are_lowered_are_known_after_some_minutes(slurm: Path) -> None:
     settings, now = SlurmSettings(partition="cpu"), [0.0]
     client = SlurmClient()
-    limits = TimeLimits(client, settings, Places(client, settings), lambda: now[0])
-    assert limits.read().cpu_minutes == 180
+    places = Places(client, settings, lambda: now[0])
+    assert places.limits().cpu_minutes == 180
     script = slurm / "scontrol"
     script.write_text(script.read_text().replace("UNLIMITED", "01:00:00"))
     (slurm / "accounting").unlink()
     now[0] += KNOWN_SECONDS - 1
-    assert limits.read().cpu_minutes == 180
+    assert places.limits().cpu_minutes == 180
     now[0] += 1
-    assert limits.read().cpu_minutes == 60
+    assert places.limits().cpu_minutes == 60
     assert client.calls["scontrol"] == 2 + 3 + 2  # reservations each time
 
 

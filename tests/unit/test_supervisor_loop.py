@@ -8,7 +8,7 @@ import pytest
 from tests.decisions import make_run, shards
 from tests.incidents import Enough, Failing
 from tests.plan_examples import planned
-from tests.reviewer import FakeCluster
+from tests.reviewer import Cancelling, FakeCluster
 from tests.run_dirs import unplanned
 
 from coordinate_eval import _files
@@ -171,13 +171,12 @@ def test_metric_jobs_that_die_at_programs_do_not_count_as_idle(
     assert why in results["reason"]
 
 
-class Resumed(FakeCluster):
+class Resumed(Cancelling):
     """A scheduler of a run that is resumed while its first supervisor waits for jobs to end."""
 
     def __init__(self, run_dir: RunDir) -> None:
         super().__init__()
         self._dir = run_dir
-        self.cancelled: list[str] = []
 
     def submit(self, job: Job) -> str:
         _files.write(self._dir.requests_error("a"), "no such task\n")
@@ -190,9 +189,6 @@ class Resumed(FakeCluster):
         if not self._dir.supervisor(2).exists():
             take_over(self._dir)
         return [TaskStatus(name=f"{prefix}build1", job_id="7", state=State.RUNNING)]
-
-    def cancel(self, job_ids: list[str]) -> None:
-        self.cancelled += job_ids
 
 
 def test_one_that_has_ended_the_run_leaves_the_jobs_of_the_next_alone(tmp_path: Path) -> None:

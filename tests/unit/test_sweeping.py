@@ -7,7 +7,7 @@ import pytest
 from tests.clocks import SetClock
 from tests.decisions import make_run
 from tests.incidents import incident
-from tests.reviewer import FakeCluster
+from tests.reviewer import Cancelling, FakeCluster
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import End, Job, State, TaskStatus
@@ -103,13 +103,12 @@ def test_the_node_on_which_the_scheduler_had_started_a_trial(run_dir: RunDir) ->
     assert nodes_to_sweep(run_dir) == ["far"]
 
 
-class Cluster(FakeCluster):
+class Cluster(Cancelling):
     """A scheduler that runs each job at once, or leaves it in the queue until it is cancelled."""
 
     def __init__(self, *, busy: bool = False) -> None:
         super().__init__()
         self._busy = busy
-        self.cancelled: list[str] = []
 
     def poll(self, prefix: str) -> list[TaskStatus]:
         return [
@@ -117,9 +116,6 @@ class Cluster(FakeCluster):
             for job in self.submitted
             if self._busy and job.name not in self.cancelled
         ]
-
-    def cancel(self, job_ids: list[str]) -> None:
-        self.cancelled += job_ids
 
     def submit(self, job: Job) -> str:
         if not self._busy:

@@ -41,7 +41,6 @@ from coordinate_eval.slurm.environment import of_job
 from coordinate_eval.slurm.places import Places
 from coordinate_eval.slurm.scripts import submission
 from coordinate_eval.slurm.settings import SlurmSettings
-from coordinate_eval.slurm.time_limits import TimeLimits
 
 _IDS_PER_CANCEL = 500
 
@@ -76,10 +75,6 @@ class SlurmCluster(Cluster):
     @cached_property
     def _places(self) -> Places:
         return Places(self.client, self._settings)
-
-    @cached_property
-    def _time_limits(self) -> TimeLimits:
-        return TimeLimits(self.client, self._settings, self._places)
 
     @property
     def calls(self) -> Mapping[str, int]:
@@ -212,7 +207,7 @@ class SlurmCluster(Cluster):
             UserError: only jobs that are too short for any work are allowed.
             PlaceGone: the reservation of the settings is not there for this user.
         """
-        return self._time_limits.read()
+        return self._places.limits()
 
     def submit(self, job: Job) -> str:
         """Submit `job`. Creates the folder of its log, without which Slurm starts no job.
@@ -230,8 +225,7 @@ class SlurmCluster(Cluster):
         setting = self._settings.of(job.in_gpu_partition).partition
         most = self._learn_memory_limit(setting)
         made = submission(job, self._settings, self._partitions_with_node_of(job), most)
-        self._time_limits.check(job)
-        self._places.check_memory(job, setting)
+        self._places.check(job)
         Path(job.log).parent.mkdir(exist_ok=True)
         try:
             environment = of_job(os.environ, self._settings.environment, job.needs, job.without)

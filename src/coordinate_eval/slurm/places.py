@@ -1,9 +1,16 @@
-"""Find what the settings name on a cluster: partitions, nodes and a reservation of Slurm."""
+"""Find what the settings name on a cluster, and how long jobs may run there.
 
+That is partitions, nodes and a reservation of Slurm. Limits are those of partitions, accounting and
+reservations. Those of others count too, such as for a maintenance: Slurm starts no job whose time
+limit reaches into them.
+"""
+
+import math
 import time
+from collections.abc import Callable, Iterator, Mapping, Set
 from functools import cached_property
 
-from coordinate_eval.clusters.protocol import Job
+from coordinate_eval.clusters.protocol import Job, JobLimits, Window
 from coordinate_eval.errors import (
     ClusterError,
     ClusterSilent,
@@ -11,6 +18,7 @@ from coordinate_eval.errors import (
     SettingsRefused,
     UserError,
 )
+from coordinate_eval.slurm.answers.limits import Accounting, Longest, longest, read_accounting
 from coordinate_eval.slurm.answers.partitions import (
     ClusterConfig,
     MemoryLimits,
@@ -20,25 +28,40 @@ from coordinate_eval.slurm.answers.partitions import (
 )
 from coordinate_eval.slurm.answers.reservations import (
     Reservation,
+    clock,
+    name_of_user,
+    next_window,
     of_this_user,
     read_reservation,
+    read_reservations,
 )
 from coordinate_eval.slurm.client import SlurmClient
+from coordinate_eval.slurm.scripts import LEAST_MINUTES
 from coordinate_eval.slurm.settings import SlurmSettings
+
+KNOWN_SECONDS = 240.0
+"""Time for which what partitions and accounting said of limits counts: both are changed rarely."""
 
 
 class Places:
     """The places in which jobs of these settings may run.
 
-    Partitions are asked for once, and so is what the cluster says of itself.
-    Every method raises `ClusterSilent` if Slurm does not answer.
+    Partitions are asked for once, and so is what the cluster says of itself. Limits are asked for
+    again after a while. Every method raises `ClusterSilent` if Slurm does not answer.
     """
 
-    def __init__(self, client: SlurmClient, settings: SlurmSettings) -> None:
+    def __init__(
+        self,
+        client: SlurmClient,
+        settings: SlurmSettings,
+        passed: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._client = client
         self._settings = settings
         self._partitions: dict[str, Partition] = {}
         self._config: ClusterConfig | None = None
+        self._accounting: Accounting | None = None
+        self._passed, self._since = passed, passed()
 
     def hosts(self, names: str) -> frozenset[str]:
         """Return the names in a host list. This command asks no controller."""
@@ -134,19 +157,112 @@ class Places:
             default_per_cpu=max((m.default_per_cpu for m in each), default=0),
         )
 
-    def check_memory(self, job: Job, setting: str) -> None:
-        """Refuse a job that Slurm would leave pending for ever, for its memory.
+    def check(self, job: Job) -> None:
+        """Refuse a job that Slurm would leave pending for ever, for its time or its memory.
+
+        Jobs are made within the limits, which may have been lowered since. A QOS may allow more
+        time than the partition, which only sbatch knows.
 
         Raises:
-            SettingsRefused: the job asks for more than a node's jobs may have.
+            SettingsRefused: the job asks for more than is allowed.
         """
-        most = self.memory_limits(setting).most_per_node
+        chosen = self._settings.of(job.in_gpu_partition)
+        limit = self._longest(gpu_work=job.in_gpu_partition)
+        if job.minutes > limit.minutes and not chosen.qos:
+            raise SettingsRefused(
+                f"{limit.why} allows jobs of {limit.minutes:g} minutes, and {job.name} asks for "
+                f"{job.minutes}: a new run keeps to that, or choose another partition or QOS"
+            )
+        most = self.memory_limits(chosen.partition).most_per_node
         if self._settings.memory and most and job.memory_mib > most:
             raise SettingsRefused(
-                f"MaxMemPerNode allows jobs of {most:,} MiB in partition {setting or '(default)'}, "
-                f"and {job.name} asks for {job.memory_mib:,}: lower [trial] memory_gib, or that of "
-                "[harness] if it is a job without GPUs, or choose another partition"
+                f"MaxMemPerNode allows jobs of {most:,} MiB in partition "
+                f"{chosen.partition or '(default)'}, and {job.name} asks for {job.memory_mib:,}: "
+                "lower [trial] memory_gib, or that of [harness] if it is a job without GPUs, or "
+                "choose another partition"
             )
+
+    def limits(self) -> JobLimits:
+        """Return how long jobs may run.
+
+        Raises:
+            UserError: only jobs that are too short for any work are allowed.
+            PlaceGone: the reservation of the settings is not there for this user.
+        """
+        if self._passed() - self._since >= KNOWN_SECONDS:
+            self.forget()
+            self._accounting, self._since = None, self._passed()
+        gpu, cpu = self._longest(gpu_work=True), self._longest(gpu_work=False)
+        for limit in (gpu, cpu):
+            if limit.minutes < LEAST_MINUTES:
+                raise UserError(
+                    f"{limit.why} allows jobs of {limit.minutes:g} minutes, in which no job of a "
+                    "run does any work: choose another partition, account or QOS"
+                )
+        reservation = self.reservation()
+        gpu_window, cpu_window = self._windows(reservation)
+        ends = reservation is not None and math.isfinite(reservation.end)
+        return JobLimits(
+            gpu_minutes=int(gpu.minutes) if gpu.why else None,
+            gpu_why=gpu.why,
+            cpu_minutes=int(cpu.minutes) if cpu.why else None,
+            cpu_why=cpu.why,
+            until=reservation.end if reservation is not None and ends else None,
+            until_why=f"reservation {reservation.name} ends" if reservation and ends else "",
+            gpu_window=gpu_window,
+            cpu_window=cpu_window,
+        )
+
+    def _longest(self, *, gpu_work: bool) -> Longest:
+        """Return the longest time limit of a job."""
+        chosen = self._settings.of(gpu_work)
+        partitions = self.existing(chosen.partition)
+        return longest(partitions, chosen.account, chosen.qos, self._known_accounting())
+
+    def _known_accounting(self) -> Accounting:
+        """Return the limits of accounting. Many clusters have none, and some show users none."""
+        if self._accounting is None:
+            user = name_of_user()
+            asked = "show", "assoc_mgr", "flags=assoc,qos", f"users={user}"
+            text = self._client.answer("scontrol", "--oneliner", *asked)
+            self._accounting = read_accounting(text or "", user)
+        return self._accounting
+
+    def _windows(self, own: Reservation | None) -> Iterator[Window | None]:
+        """Yield the next window of jobs with GPUs, then that of all others.
+
+        Each is None where there is none, or Slurm tells nothing. `own` is the reservation of the
+        settings.
+        """
+        now = time.time()
+        found = self._reservations_of_others(now)
+        for gpu_work in (True, False):
+            first = None
+            if found:
+                first = next_window(found, self._usable_nodes(own, gpu_work=gpu_work), now)
+            if first is None:
+                yield None
+                continue
+            times = " to ".join(map(clock, (first.start, first.end)))
+            yield Window(start=first.start, why=f"reservation {first.name} ({times})")
+
+    def _reservations_of_others(self, now: float) -> Mapping[Reservation, Set[str]]:
+        """Return the nodes of those reservations that leave nothing of them to these jobs."""
+        text = self._client.answer("scontrol", "--oneliner", "show", "reservation")
+        return {
+            each: self.hosts(each.nodes)
+            for each in read_reservations(text or "")
+            if each.whole and each.end > now and each.name != self._settings.reservation
+        }
+
+    def _usable_nodes(self, own: Reservation | None, *, gpu_work: bool) -> frozenset[str]:
+        """Return the nodes on which jobs may run, now or later."""
+        chosen = self._settings.of(gpu_work)
+        partitions = self.existing(chosen.partition)
+        nodes = self.hosts(",".join(each.nodes for each in partitions if each.nodes))
+        if own is not None and chosen.reservation:
+            nodes &= self.hosts(own.nodes)
+        return nodes - self.excluded
 
     def _known_config(self) -> ClusterConfig:
         if self._config is None:
