@@ -21,15 +21,15 @@ from coordinate_eval.coordinator.run.measurements import read_lines
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import TrialProgress
 from coordinate_eval.coordinator.workers import trial
-from coordinate_eval.coordinator.workers.next_shards import NextShards, TimeLeft
-from coordinate_eval.coordinator.workers.open_shards import OpenShards
-from coordinate_eval.coordinator.workers.second_attempts import (
+from coordinate_eval.coordinator.workers.next_shards import (
     MOST_SEEN,
     Held,
+    NextShards,
     Owner,
-    SecondAttempts,
+    TimeLeft,
     choose,
 )
+from coordinate_eval.coordinator.workers.open_shards import OpenShards
 from coordinate_eval.evaluators.engines.simulated import answer
 from coordinate_eval.records import (
     ItemRequests,
@@ -124,8 +124,7 @@ class Trials:
             self.slow.store(answer(request), 1.0)
 
     def claim(self, trial: str = "idle") -> tuple[Shard, int] | None:
-        found = SecondAttempts(self.dir, self.run, trial)
-        return found.claim([shard.span for shard in self.run.shards], "2")
+        return NextShards(self.dir, self.run, trial, "2", TimeLeft(float("inf"))).claim_slow()
 
     def published(self) -> list[Response]:
         path = self.dir.published("outputs", SHARD.span)
