@@ -149,34 +149,6 @@ def test_what_a_dry_run_shows_can_be_submitted_by_hand(
     assert said(tmp_path / f"it's.{done.stdout.strip()}.log") == "ran\n"
 
 
-def test_poll_tells_pending_running_and_ended(
-    cluster: SlurmCluster, job: Callable[..., Job]
-) -> None:
-    ended = cluster.submit(job("", name="poll|ended"))
-    await_end(cluster, "poll|ended")
-    runs = cluster.submit(job(SLEEP, name="poll|runs", node="node3", gpus=8))
-    await_running(cluster, "poll|runs")
-    waits = cluster.submit(job(SLEEP, name="poll|waits", node="node3", gpus=5, count=2))
-    cluster.submit(job("", name="unlike"))
-    until(
-        lambda: all(task.reason == "Resources" for task in cluster.poll("poll|waits")[:1]),
-        "a reason",
-    )
-
-    calls = cluster.client.calls["squeue"]
-    tasks = {(task.job_id, task.index): task for task in cluster.poll("poll|")}
-
-    assert cluster.client.calls["squeue"] == calls + 1
-    assert {key: task.state for key, task in tasks.items()} == {
-        (ended, 0): State.ENDED,
-        (runs, 0): State.RUNNING,
-        (waits, 0): State.PENDING,
-        (waits, 1): State.PENDING,
-    }
-    assert tasks[runs, 0].node == "node3"
-    assert tasks[waits, 0].node == ""
-
-
 def test_a_refused_job_says_slurms_words(
     slurm_cluster: DevCluster, job: Callable[..., Job]
 ) -> None:
@@ -223,29 +195,6 @@ def test_a_job_gets_little_of_what_the_caller_has_set(
     assert environment["COORDINATE_EVAL_TASK"] == f"{job_id}.0"
     assert "CUDA_VISIBLE_DEVICES" not in environment
     assert not {"SBATCH_PARTITION", "SLURM_PARTITION", "SLURM_CLUSTERS"} & set(environment)
-
-
-@pytest.mark.usefixtures("slurm_cluster")
-def test_jobs_do_not_belong_to_the_training_job_that_submits(
-    job: Callable[..., Job],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    launchers = {
-        "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "GROUP_RANK": "0", "ROLE_NAME": "x",
-        "MASTER_ADDR": "node1", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "PMI_RANK": "1", "PMIX_RANK": "1", "OMPI_COMM_WORLD_RANK": "1", "MPI_LOCALRANKID": "1",
-        "NCCL_SOCKET_IFNAME": "ib9", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1",
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-    }  # fmt: skip
-    for name, value in launchers.items():
-        monkeypatch.setenv(name, value)
-    cluster = SlurmCluster(SlurmSettings(setup=("export NCCL_DEBUG=WARN",)))
-    job_id = cluster.submit(job("import json, os; print(json.dumps(dict(os.environ)))"))
-    await_end(cluster, job("").name)
-    environment = json.loads(said(tmp_path / f"log.{job_id}.log"))
-    # A site says in its settings what its jobs need.
-    assert {n: environment[n] for n in launchers if n in environment} == {"NCCL_DEBUG": "WARN"}
 
 
 def test_setup_lines_run_before_the_program_and_a_failing_one_ends_the_job(

@@ -113,15 +113,6 @@ def test_lines_of_an_owner_beside_a_second_attempt_stay_while_it_lives(tmp_path:
     assert book.run.published("outputs", SPAN).read_text() == "quick\n"
 
 
-def test_nothing_is_published_before_it_is_complete(tmp_path: Path) -> None:
-    book = ledger(tmp_path)
-    attempt = book.claim(SPAN, "a", "1.0")
-    assert attempt is not None
-    AttemptWriter(book, SPAN, attempt).write("half\n")
-    assert not book.is_published(SPAN)
-    assert book.unpublished([SPAN]) == [SPAN]
-
-
 def test_a_span_that_kills_is_left_alone(tmp_path: Path) -> None:
     book = Ledger(RunDir(tmp_path), "answers")
     for attempt in range(1, MAX_DEATHS + 1):

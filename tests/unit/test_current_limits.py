@@ -21,7 +21,7 @@ from coordinate_eval.coordinator.supervisor.submitting import (
     CurrentLimits,
     Submitter,
 )
-from coordinate_eval.coordinator.supervisor.values import Submit
+from coordinate_eval.coordinator.supervisor.values import Hands, Submit
 from coordinate_eval.errors import ClusterError, ClusterSilent, PlaceGone
 
 
@@ -56,15 +56,8 @@ def test_a_maintenance_that_is_announced_meanwhile_cuts_every_job_that_is_submit
     tmp_path: Path,
 ) -> None:
     cluster, run_dir = Telling(), RunDir(tmp_path)
-    submitter = Submitter(
-        run_dir,
-        cluster,
-        strict=False,
-        has_room=lambda job: True,
-        tell=print,
-        note=print,
-        clock=SetClock(),
-    )
+    hands = Hands(run_dir, cluster, SetClock(), print, print)
+    submitter = Submitter(hands, strict=False, has_room=lambda job: True)
     cluster.limited = maintenance(14.5)
     made = [pullers_job(RUN, run_dir, kind, 0, 1, time.time()) for kind in Pullers]
     made.append(jobs.keeper_job(RUN, run_dir, ROUND, ROUND.nodes[0]))
@@ -137,8 +130,3 @@ def test_no_job_of_a_reservation_outlasts_it_and_none_is_longer_than_it_was_made
     assert jobs.within(job_of(30, gpu_work=True), limits, 1000.0).minutes == 30
     assert jobs.within(job_of(60), limits, 1000.0).minutes == 60
     assert jobs.within(job_of(60, gpu_work=True), limits, 9000.0).minutes == 1
-
-
-def test_where_too_little_is_left_a_job_waits_until_it_is_over() -> None:
-    limits = maintenance(9)
-    assert jobs.within(job_of(60), limits, time.time()).minutes == 60

@@ -49,12 +49,6 @@ def test_trials_follow_when_the_rest_of_the_copy_is_shorter_than_an_engine_start
     assert (job.node, job.count, job.gpus) == ("n2", 2, 1)
 
 
-def test_a_keeper_that_waits_gets_no_trials() -> None:
-    pending = tasks(KEEP[0], State.PENDING)
-    actions = decide(RUN, DIR, facts(submitted=submitted(*KEEP), tasks=pending))
-    assert TRIAL[0] not in submits(actions)
-
-
 def test_trials_in_containers_wait_until_the_keeper_s_has_started() -> None:
     container = ContainerSettings(runtime="podman", image="x")
     settings = RUN.settings.model_copy(update={"container": container})

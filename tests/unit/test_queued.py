@@ -30,7 +30,7 @@ from coordinate_eval.coordinator.supervisor.placing.write_plan import (
     NothingFree,
     may_queue,
 )
-from coordinate_eval.coordinator.supervisor.values import Cancel, Release, Submit
+from coordinate_eval.coordinator.supervisor.values import Cancel, Submit
 from coordinate_eval.errors import PlaceGone, UserError
 
 FULL = [Busy(name=f"n{n}", why="in use", gpus=4, gpu_type="h200") for n in (1, 2)] + [
@@ -253,8 +253,3 @@ def test_it_stands_in_the_queue_for_as_long_as_it_waits_for_its_turn() -> None:
     )
     (cancel,) = (a for a in decide(RUN, DIR, done) if isinstance(a, Cancel))
     assert set(cancel.job_ids) == {f"{TRIALS}_0", f"{TRIALS}_1"}
-
-
-def test_its_end_is_the_end_of_its_trials() -> None:
-    gone = facts(rounds=[ANYWHERE], submitted=submitted(TRIALS))
-    assert Release(0, ANY_NODE) in decide(RUN, DIR, gone)

@@ -27,7 +27,7 @@ from coordinate_eval.coordinator.supervisor.submitting import (
     MAX_REFUSALS,
     Submitter,
 )
-from coordinate_eval.coordinator.supervisor.values import Finish, Submit
+from coordinate_eval.coordinator.supervisor.values import Finish, Hands, Submit
 from coordinate_eval.errors import (
     ArrayRefused,
     SettingsRefused,
@@ -64,15 +64,8 @@ class Desk:
     def __init__(self, folder: Path, *, strict: bool = False) -> None:
         self.dir, self.cluster = RunDir(folder), Refusing()
         self.said: list[str] = []
-        self.submitter = Submitter(
-            self.dir,
-            self.cluster,
-            strict=strict,
-            has_room=lambda job: True,
-            tell=self.said.append,
-            note=self.said.append,
-            clock=SetClock(),
-        )
+        hands = Hands(self.dir, self.cluster, SetClock(), self.said.append, self.said.append)
+        self.submitter = Submitter(hands, strict=strict, has_room=lambda job: True)
 
     def submit(
         self, name: str, now: float, *, count: int = 8, beside: str = "", **known: Any

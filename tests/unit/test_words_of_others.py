@@ -36,6 +36,7 @@ from coordinate_eval.coordinator.supervisor.decide import decide
 from coordinate_eval.coordinator.supervisor.gather import gather_facts
 from coordinate_eval.coordinator.supervisor.placing.other_runs import OtherRuns
 from coordinate_eval.coordinator.supervisor.placing.search import Search
+from coordinate_eval.coordinator.supervisor.values import Hands
 from coordinate_eval.coordinator.workers import trial as worker
 from coordinate_eval.diagnosis.rules import shipped
 from coordinate_eval.errors import EngineError
@@ -321,11 +322,8 @@ def test_words_of_a_checkpoint_make_no_other_run_avoid_a_node(tmp_path: Path, wo
         _files.write_record(run_dir.trial(died.trial), died)
         diagnose(run_dir, settings)
         clock = SetClock()
-        search = Search(
-            run_dir, cluster, OtherRuns(run_dir, run, cluster, clock), 1.0,
-            tell=lambda _: None, note=lambda _: None, clock=clock,
-        )  # fmt: skip
-        search.avoid_broken_nodes(run)
+        hands = Hands(run_dir, cluster, clock, lambda _: None, lambda _: None)
+        Search(hands, OtherRuns(run_dir, run, cluster, clock), 1.0).avoid_broken_nodes(run)
         runs.append((run_dir, node))
     assert not read_avoided(settings, time.time())
     for run_dir, node in runs:

@@ -50,6 +50,7 @@ from coordinate_eval.coordinator.supervisor.values import (
     Facts,
     FindCauses,
     Finish,
+    Hands,
     MakePlan,
     NewRound,
     Release,
@@ -99,31 +100,19 @@ class Supervisor:
         note: Callable[[str], None] = lambda step: None,
         clock: Clock | None = None,
     ) -> None:
-        clock = clock or SystemClock()
-        self._clock = clock
-        self._dir = run_dir
+        hands = Hands(run_dir, cluster, clock or SystemClock(), tell, note)
+        self._dir, self._cluster, self._clock, self._tell, self._note = hands
         self._run = read_run(run_dir)
-        self._cluster = cluster
-        self._strict = strict
-        self._show, self._tell, self._ended = show, tell, ended
-        self._note = note
+        self._strict, self._show, self._ended = strict, show, ended
         self._cores = cores() if cluster.local else None
         self._estimated: frozenset[str] = frozenset()
-        self._silence = Silence(run_dir, clock)
+        self._silence = Silence(run_dir, self._clock)
         self._causes = Causes(run_dir, self._run.settings, tell)
-        self._others = OtherRuns(run_dir, self._run, cluster, clock)
-        self._submitter = Submitter(
-            run_dir,
-            cluster,
-            strict=strict,
-            has_room=self._others.has_room,
-            tell=tell,
-            note=note,
-            clock=clock,
-        )
-        prefix, cancel = jobs.prefix(self._run), cluster.cancel
+        self._others = OtherRuns(run_dir, self._run, cluster, self._clock)
+        self._submitter = Submitter(hands, strict=strict, has_room=self._others.has_room)
+        prefix = jobs.prefix(self._run)
         self._handover = Handover(
-            prefix, self._submit_next, cancel, run_dir.logs, minutes, tell, clock
+            prefix, self._submit_next, cluster.cancel, run_dir.logs, minutes, tell, self._clock
         )
         self._successors: Set[str] = frozenset()
         self.results: dict[str, Any] | None = None
@@ -131,18 +120,10 @@ class Supervisor:
         if cluster.local:
             self._poll_seconds = min(self._poll_seconds, LOCAL_POLL_SECONDS)
         self._guard = Guard(run_dir, self._run, self._tell)
-        self._polls = Polls(cluster, prefix, clock)
+        self._polls = Polls(cluster, prefix, self._clock)
         self._faults = self._silences = 0
         self._job_limit = False
-        self._search = Search(
-            run_dir,
-            cluster,
-            self._others,
-            self._poll_seconds,
-            tell=tell,
-            note=note,
-            clock=clock,
-        )
+        self._search = Search(hands, self._others, self._poll_seconds)
         _files.never_make(run_dir.root)
         work_folder(run_dir)
         self._epoch = take_over(run_dir)

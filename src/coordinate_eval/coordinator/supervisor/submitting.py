@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.run.jobs import read_submitted
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Refusal, Refusals, Run, Submitted
 from coordinate_eval.coordinator.supervisor.decide_jobs import is_hopeful
-from coordinate_eval.coordinator.supervisor.values import Facts, Finish, Submit
+from coordinate_eval.coordinator.supervisor.values import Facts, Finish, Hands, Submit
 from coordinate_eval.errors import (
     ArrayRefused,
     ClusterError,
@@ -106,28 +106,13 @@ class Submitter:
         strict: raise `SubmitRefused` if the scheduler refuses the run's first job.
     """
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        cluster: Cluster,
-        *,
-        strict: bool,
-        has_room: Callable[[Job], bool],
-        tell: Callable[[str], None],
-        note: Callable[[str], None],
-        clock: Clock,
-    ) -> None:
-        self._dir = run_dir
-        self._clock = clock
-        self._cluster = cluster
-        self._strict = strict
-        self._has_room = has_room
-        self._tell = tell
-        self._note = note
+    def __init__(self, hands: Hands, *, strict: bool, has_room: Callable[[Job], bool]) -> None:
+        self._dir, self._cluster, self._clock, self._tell, self._note = hands
+        self._strict, self._has_room = strict, has_room
         self._refused: dict[str, Refusal] = {}
         self._most_tasks: int | None = None
-        self._limits = CurrentLimits(cluster, clock)
-        self.arrays = Arrays(run_dir)
+        self._limits = CurrentLimits(self._cluster, self._clock)
+        self.arrays = Arrays(self._dir)
 
     def submit(self, run: Run, action: Submit, facts: Facts) -> Finish | None:
         """Submit a job once. A job whose answer was lost is found by its name.

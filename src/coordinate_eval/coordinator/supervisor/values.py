@@ -2,15 +2,17 @@
 
 Every action may be carried out twice without harm."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from coordinate_eval.clusters.protocol import End, Job, State, TaskStatus
+from coordinate_eval._clock import Clock
+from coordinate_eval.clusters.protocol import Cluster, End, Job, State, TaskStatus
 from coordinate_eval.coordinator.incidents.incident import Incident
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.run.claiming.claims import LedgerName, OpenClaim
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, works_on
+from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import (
     JudgeProgress,
     Round,
@@ -20,6 +22,19 @@ from coordinate_eval.coordinator.run.records import (
     TrialProgress,
 )
 from coordinate_eval.records import Span
+
+
+class Hands(NamedTuple):
+    """What the parts of a supervisor work with."""
+
+    dir: RunDir
+    cluster: Cluster
+    clock: Clock
+    tell: Callable[[str], None]
+    """Called with what happens, for the user."""
+    note: Callable[[str], None]
+    """Called with each step, for the log."""
+
 
 NodeKey = tuple[int, str]
 """A round's number, and the name of one of its nodes."""

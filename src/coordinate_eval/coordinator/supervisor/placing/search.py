@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence, Set
 
 from coordinate_eval import _files
-from coordinate_eval._clock import Clock, growing
+from coordinate_eval._clock import growing
 from coordinate_eval._format import plural
-from coordinate_eval.clusters.protocol import Busy, Cluster, Node
+from coordinate_eval.clusters.protocol import Busy, Node
 from coordinate_eval.coordinator.incidents.bad_nodes import (
     AVOIDED_SECONDS,
     avoid,
@@ -24,7 +24,6 @@ from coordinate_eval.coordinator.planning.plan import NodeCapacity, Plan
 from coordinate_eval.coordinator.run.claiming.claims import Ledger
 from coordinate_eval.coordinator.run.claiming.work import given_up
 from coordinate_eval.coordinator.run.jobs import keeper_gib
-from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import ANY_NODE, Round, Run
 from coordinate_eval.coordinator.run.rounds import make_round, nodes_in_vain, read_rounds
 from coordinate_eval.coordinator.supervisor.decide_rounds import count_trials, held_nodes
@@ -35,7 +34,7 @@ from coordinate_eval.coordinator.supervisor.placing.write_plan import (
     may_queue,
     write_plan,
 )
-from coordinate_eval.coordinator.supervisor.values import Facts, Finish, NewRound
+from coordinate_eval.coordinator.supervisor.values import Facts, Finish, Hands, NewRound
 from coordinate_eval.errors import PlaceGone, UserError
 from coordinate_eval.records import Shard
 
@@ -169,24 +168,9 @@ class Search:
         others: the user's other runs, which leave room for this one.
     """
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        cluster: Cluster,
-        others: OtherRuns,
-        poll_seconds: float,
-        *,
-        tell: Callable[[str], None],
-        note: Callable[[str], None],
-        clock: Clock,
-    ) -> None:
-        self._clock = clock
-        self._dir = run_dir
-        self._cluster = cluster
-        self._others = others
-        self._poll_seconds = poll_seconds
-        self._tell = tell
-        self._note = note
+    def __init__(self, hands: Hands, others: OtherRuns, poll_seconds: float) -> None:
+        self._dir, self._cluster, self._clock, self._tell, self._note = hands
+        self._others, self._poll_seconds = others, poll_seconds
         self._round_after = self._replace_after = 0.0
         self._searches = self._vain = 0
         self._suspected: Set[str] = frozenset()
