@@ -11,7 +11,6 @@ the image does not set them itself.
 
 import re
 import shlex
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
@@ -80,7 +79,8 @@ def _mount(given: str) -> Mount:
 
 def packages() -> tuple[Mount, ...]:
     """Return the mounts of our package, and of those that are for images without them."""
-    found = {name: Path(str(_spec(name).origin)).parent for name in ("coordinate_eval", *PURE)}
+    modules = {name: find_spec(name) for name in ("coordinate_eval", *PURE)}
+    found = {name: Path(str(spec and spec.origin)).parent for name, spec in modules.items()}
     return tuple(
         Mount(
             source=str(folder),
@@ -91,12 +91,6 @@ def packages() -> tuple[Mount, ...]:
         )
         for name, folder in found.items()
     )
-
-
-def _spec(name: str) -> ModuleSpec:
-    found = find_spec(name)
-    assert found is not None, name
-    return found
 
 
 class ContainerSettings(Record):

@@ -303,19 +303,9 @@ class TaskStatus(Record):
     node: str = ""
 
     @property
-    def held_by_person(self) -> bool:
-        """Return whether somebody wants it to wait. After a failed launch nobody does."""
-        return self.held in (Hold.ADMIN, Hold.USER)
-
-    @property
     def in_turn(self) -> bool:
         """Return whether it is pending, and starts without anybody's help."""
         return self.waits not in (Waits.NOTHING, Waits.PERSON) and not self.held
-
-    @property
-    def node_unavailable(self) -> bool:
-        """Return whether it is pending for a node that takes no jobs now."""
-        return self.waits is Waits.NODE and not self.held
 
     @property
     def never_starts(self) -> bool:

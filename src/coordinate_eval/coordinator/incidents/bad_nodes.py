@@ -125,7 +125,9 @@ def suspected_nodes(run_dir: RunDir, now: float) -> dict[str, Avoided]:
         node: Avoided(node=node, until=until, why=f"{fault.blames_node} ({fault.job} of this run)")
         for node, fault in sorted(faults.items())
         if often[fault.blames_node] == 1
-        and not _is_met_anywhere(fault)
+        # By other causes another node would do no better.
+        and fault.remedy not in (Remedy.WAIT, Remedy.LESS_LOAD)
+        and not (fault.of_memory or fault.of_input)
         and (until := fault.time + AVOIDED_SECONDS) > now
     }
 
@@ -168,9 +170,3 @@ def _is_sure(fault: Incident, faults: Mapping[str, Incident]) -> bool:
     """
     alike = [each for each in faults.values() if _kind(each) == _kind(fault)]
     return fault.how is End.NODE_FAILED or (bool(_kind(fault)) and len(alike) == 1)
-
-
-def _is_met_anywhere(fault: Incident) -> bool:
-    """Return whether another node would do no better, by the cause."""
-    passes = fault.remedy in (Remedy.WAIT, Remedy.LESS_LOAD)
-    return passes or fault.of_memory or fault.of_input

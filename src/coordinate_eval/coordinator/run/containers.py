@@ -55,7 +55,8 @@ def check(settings: Settings, cluster: str) -> None:
             )
     images = {"image": chosen.image, **{f"images.{k}": i for k, i in chosen.images.items()}}
     for name, image in images.items() if chosen.runtime else ():
-        if is_path(image) and not os.access(image, os.R_OK):
+        # Others are names in a registry.
+        if image.startswith("/") and not os.access(image, os.R_OK):
             how = "cannot be read" if Path(image).exists() else "is not there"
             raise UserError(
                 f"setting container.{name}: {image} {how} on {os.uname().nodename}: correct the "
@@ -67,11 +68,6 @@ def check(settings: Settings, cluster: str) -> None:
                 f"setting container.mounts: {mount.source} is not there on "
                 f"{os.uname().nodename}: correct the path, or take it out. {_ONLY_NODES}"
             )
-
-
-def is_path(image: str) -> bool:
-    """Return whether an image is a file or folder here, and no name in a registry."""
-    return image.startswith("/")
 
 
 _ONLY_NODES = (

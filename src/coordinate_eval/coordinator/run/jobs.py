@@ -72,11 +72,6 @@ def node_names(prefix: str, round_number: int, node: str) -> tuple[str, str]:
     return f"{prefix}keep{round_number}-{node}", f"{prefix}trial{round_number}-{node}"
 
 
-def sweeper_name(run: Run, node: str) -> str:
-    """Return the name of a node's sweeper."""
-    return f"{prefix(run)}sweep-{node}"
-
-
 def is_keeper(run: Run, name: str) -> bool:
     """Return whether a job is a keeper of this run."""
     return name.startswith(f"{prefix(run)}keep")
@@ -133,7 +128,7 @@ def keeper_job(
 
 def sweeper_job(run: Run, run_dir: RunDir, node: str) -> Job:
     """Return the small job that removes what killed processes left in a node's memory."""
-    name = sweeper_name(run, node)
+    name = f"{prefix(run)}sweep-{node}"
     return Job(
         name=name,
         argv=(*program(run.python), "_sweep", str(run_dir.root)),

@@ -76,9 +76,10 @@ def _due(run: Run, run_dir: RunDir, facts: Facts) -> list[Action]:
     actions += hanging_pullers(run, held)
     for kind in Pullers:
         actions += more_pullers(run, run_dir, facts, kind, held.held_by(run, kind))
-    unclear = _unjudged(facts)
+    # The causes of new incidents are found, of a few of them at once.
+    unclear = [FindCauses(tuple(facts.observed[:MOST_LOGS]))] if facts.observed else []
     if not run.planned:
-        return actions + (unclear or before_plan(run, facts))
+        return [*actions, *(unclear or before_plan(run, facts))]
     refused = [stage.message for stage in facts.stages.values() if stage.refused]
     if refused and facts.unpublished:
         return [*actions, Finish(refused[0])]
@@ -116,12 +117,6 @@ def _orphaned_claims(facts: Facts) -> list[Revoke]:
         for ledger, held in facts.open_claims
         if held.claim.task_id not in living
     ]
-
-
-def _unjudged(facts: Facts) -> list[Action]:
-    """Have the causes of new incidents found, a few of them at once."""
-    some = tuple(facts.observed[:MOST_LOGS])
-    return [FindCauses(some)] if some else []
 
 
 def _submitted_twice(run: Run, facts: Facts) -> list[Action]:

@@ -1,7 +1,7 @@
 """Decisions on jobs: how many to submit on CPUs, which pending or hanging ones to end."""
 
 from coordinate_eval._format import duration
-from coordinate_eval.clusters.protocol import End, State, TaskStatus, Waits
+from coordinate_eval.clusters.protocol import End, Hold, State, TaskStatus, Waits
 from coordinate_eval.coordinator.incidents.hangs import quiet_seconds, silence_seconds
 from coordinate_eval.coordinator.incidents.incident import How, Incident, batch_of_round, last_known
 from coordinate_eval.coordinator.incidents.observe import of_puller, of_trial
@@ -94,9 +94,9 @@ def cancel_late(run: Run, facts: Facts, name: str, *, patient: bool = False) -> 
         task
         for task in facts.alive(name)
         if task.state is State.PENDING
-        and not (task.held_by_person or task in stuck)
+        and not (task.held in (Hold.ADMIN, Hold.USER) or task in stuck)
         and not (patient and (task.in_turn or task.never_starts))
-        and waited >= (shorter if task.node_unavailable else patience)
+        and waited >= (shorter if task.waits is Waits.NODE and not task.held else patience)
     ]
     if not late:
         return []
@@ -133,8 +133,13 @@ def more_pullers(run: Run, run_dir: RunDir, facts: Facts, kind: Pullers, busy: i
     last = max((facts.submitted[name].time for name in arrays), default=0.0)
     free = alive - busy
     waiting = facts.waiting_for(run, kind)
-    # The harness starts while engines do.
-    early = kind is Pullers.SCORE and not alive and facts.unscored > 0 and _has_trials(run, facts)
+    # The harness starts while engines do; beside a keeper they may still need the last job.
+    early = (
+        kind is Pullers.SCORE
+        and not alive
+        and facts.unscored > 0
+        and any(jobs.is_trials(run, t.name) for t in facts.tasks if t.state is State.RUNNING)
+    )
     wanted = min(most_pullers(run, kind, facts.cores) - busy, max(waiting, early))
     if wanted <= 0 or free >= wanted / 2:
         return []
@@ -190,12 +195,6 @@ def last_cause(facts: Facts, kind: Pullers) -> str:
     """Return a clause that names the latest known cause of such a job's end; empty if unknown."""
     words = last_known(facts.of_pullers(kind))
     return f"; the last one died of {words}" if words else ""
-
-
-def _has_trials(run: Run, facts: Facts) -> bool:
-    """Return whether a trial runs. Beside a keeper it may still need the last job that may run."""
-    running = [task.name for task in facts.tasks if task.state is State.RUNNING]
-    return any(jobs.is_trials(run, name) for name in running)
 
 
 END_SECONDS = 180.0

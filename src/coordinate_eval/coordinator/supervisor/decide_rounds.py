@@ -34,7 +34,6 @@ from coordinate_eval.coordinator.supervisor.values import (
     Release,
     Submit,
 )
-from coordinate_eval.records import Span
 
 POLLS_PER_REPLACEMENT = 6
 """Polls between a round and one that replaces trials, doubled for each that answered nothing."""
@@ -57,8 +56,11 @@ def missing_trials(run: Run, facts: Facts) -> int:
     if facts.pace is None:
         return 0
     running, coming = count_trials(run, facts)
-    claimable = facts.claimable["outputs"]
-    wanted = min(facts.most_trials, _paying_trials(run, facts, running))
+    claimable = set(facts.claimable["outputs"])
+    predicted = sum(shard.gpu_seconds for shard in run.shards if shard.span in claimable)
+    # A trial pays that answers as long as it takes to be ready. Those that run go on meanwhile.
+    left_then = facts.pace * predicted - running * facts.ready_seconds
+    wanted = min(facts.most_trials, int(left_then / max(1.0, facts.ready_seconds)))
     return max(0, min(wanted - running - coming, len(claimable) - coming))
 
 
@@ -91,20 +93,6 @@ def _by_node(run: Run, facts: Facts) -> Iterator[tuple[RoundNode, int, int]]:
             states = [task.state for task in facts.alive(name)]
             waiting = states.count(State.PENDING)
             yield node, of_task * states.count(State.RUNNING), of_task * waiting
-
-
-def seconds_of(run: Run, facts: Facts, spans: Sequence[Span]) -> float:
-    """Return the GPU seconds of these shards: as predicted, times the pace of what is done."""
-    among = set(spans)
-    pace = 1.0 if facts.pace is None else facts.pace
-    return pace * sum(shard.gpu_seconds for shard in run.shards if shard.span in among)
-
-
-def _paying_trials(run: Run, facts: Facts, running: int) -> int:
-    """Return how many trials answer as long as they take to be ready, those that run included."""
-    claimable = seconds_of(run, facts, facts.claimable["outputs"])
-    left_then = claimable - running * facts.ready_seconds
-    return int(left_then / max(1.0, facts.ready_seconds))
 
 
 def for_node(

@@ -130,10 +130,14 @@ class Submitter:
             if facts.now < refusal.again:
                 return None
             job = smaller(job, facts.now - refusal.since, run.settings.supervisor.patience_seconds)
-        if what == KEEPER and self._are_refused_now(TRIALS, facts):
+        trials = self._refused.get(TRIALS)
+        if what == KEEPER and trials and trials.again is not None and facts.now < trials.again:
             return None  # it would hold the weights in memory for nobody
-        if action.beside and not self._is_accepted(action.beside):
-            return None
+        if action.beside:
+            path = self._dir.job(action.beside)
+            accepted = _files.read_record_if_there(path, Submitted)
+            if accepted is None or accepted.job_id is None:
+                return None
         kind = kind_of(run, job.name)
         if kind is not None and not self._has_room(job):
             return None
@@ -256,16 +260,6 @@ class Submitter:
         refusal = self._refused.get(what_of(run, job))
         times = f" {refusal.tries} times in a row" if refusal and refusal.tries > 1 else ""
         return None if goes_on else Finish(f"the scheduler refused {job.name}{times}: {words}")
-
-    def _are_refused_now(self, what: str, facts: Facts) -> bool:
-        """Return whether the scheduler has refused such jobs, and they are not tried again yet."""
-        refusal = self._refused.get(what)
-        return refusal is not None and refusal.again is not None and facts.now < refusal.again
-
-    def _is_accepted(self, name: str) -> bool:
-        """Return whether a job of this name was submitted and not refused."""
-        found = _files.read_record_if_there(self._dir.job(name), Submitted)
-        return found is not None and found.job_id is not None
 
     def _record(self, job: Job, job_id: str | None, refusal: str = "") -> None:
         submitted = Submitted(job=job, job_id=job_id, refusal=refusal, time=self._clock.now())

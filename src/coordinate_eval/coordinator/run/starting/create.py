@@ -215,16 +215,11 @@ def hand_over(run_dir: RunDir, why: str) -> str:
     return f"{why}, where this supervisor runs: {NEEDS_WATCH}"
 
 
-def login_log(run_dir: RunDir, run: Run) -> Path:
-    """Return the log of the supervisors of a run that are no jobs."""
-    return run_dir.logs / f"{jobs.prefix(run)}super-login.log"
-
-
 def _start_here(run_dir: RunDir, run: Run, job: Job) -> Supervised:
     """Start a supervisor that outlives this process, with what a job would have."""
     argv = (*jobs.program(run.python), "_supervise", str(run_dir.root))
     environment = of_job(os.environ, run.settings.slurm.environment, job.needs, job.without)
-    log = login_log(run_dir, run)
+    log = run_dir.logs / f"{jobs.prefix(run)}super-login.log"
     what = f"supervisor of run {run.id}"
     return Supervised(None, start_here(what, argv, run_dir.work, log, environment))
 

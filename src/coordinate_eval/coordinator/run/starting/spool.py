@@ -190,7 +190,9 @@ class Waiting:
             return
         since = last.begun if last.ended is None else last.ended
         if last.ended is None:
-            self.due = now - since > HELD_SECONDS or _is_dead(last)
+            here = last.host == os.uname().nodename
+            is_dead = here and not Path(f"/proc/{last.pid}").exists()
+            self.due = now - since > HELD_SECONDS or is_dead
             self.state = "requested" if self.due else "being submitted"
             return
         self.error = last.error
@@ -300,8 +302,3 @@ def _read(path: Path) -> Spooled:
             "it is torn, or another version of coordinate-eval wrote it: let that version submit "
             f"it, or remove {path}"
         ) from error
-
-
-def _is_dead(attempt: Attempt) -> bool:
-    """Return whether the process that held an attempt is known to have ended."""
-    return attempt.host == os.uname().nodename and not Path(f"/proc/{attempt.pid}").exists()

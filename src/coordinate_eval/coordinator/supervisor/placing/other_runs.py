@@ -80,16 +80,13 @@ class OtherRuns:
         )
         self._seen = self._look()
         nodes, busy = promises.beside(nodes, busy, self._seen)
-        first = self._older_that_wait() * self._missed % max(1, len(nodes))
+        mine = self._run.created, self._prefix
+        older = sum(each.waiting and each.age < mine for each in self._seen.promises)
+        first = older * self._missed % max(1, len(nodes))
         nodes = nodes[first:] + nodes[:first]
         nodes.sort(key=lambda node: node.name not in self._standing)
         self._standing = frozenset()
         return nodes, busy
-
-    def _older_that_wait(self) -> int:
-        """Return how many runs that look for nodes now are older."""
-        mine = self._run.created, self._prefix
-        return sum(each.waiting and each.age < mine for each in self._seen.promises)
 
     def gpus_left(self) -> int | None:
         """Return the GPUs that the limit leaves beside the runs of the last look; None for any."""
