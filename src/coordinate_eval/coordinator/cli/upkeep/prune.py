@@ -34,6 +34,9 @@ DAY_SECONDS = 86_400.0
 QUIET_SECONDS = DAY_SECONDS
 """A run that may have a supervisor elsewhere has ended after so long without a change."""
 
+_COPY_DAYS = 30.0
+"""Days without use after which a copy from a store goes: runs in another `runs_dir` may need it."""
+
 ENDED = (Phase.COMPLETE, Phase.DECIDED, Phase.INCOMPLETE, Phase.CANCELLED)
 """A run that has lost its supervisor is none of these: cancel it first."""
 
@@ -112,15 +115,15 @@ def prune(settings: Settings, older_than: float | None, keep: int | None, *, yes
         for folder in {run.lease.parent for _, run in found}:
             lease.remove_abandoned(folder)
         remove_leftovers(Path(settings.runs_dir).expanduser())
-        _remove_copies(settings, (older_than or 0) * DAY_SECONDS)
+        _remove_copies(settings, _COPY_DAYS if older_than is None else older_than)
     return int(failed)
 
 
-def _remove_copies(settings: Settings, seconds: float) -> None:
+def _remove_copies(settings: Settings, days: float) -> None:
     """Remove what was copied from stores for runs that are gone, and not used for so long."""
     cache = Path(settings.cache_dir).expanduser()
     needed = [file for _, run in find_all(settings)[0] for file in run.checkpoint.all_files]
-    kept_files.remove_unused(cache, needed, seconds)
+    kept_files.remove_unused(cache, needed, days * DAY_SECONDS)
 
 
 def _chosen(found: Sequence[Found], older_than: float | None, settings: Settings) -> list[Chosen]:
