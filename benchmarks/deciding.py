@@ -28,6 +28,7 @@ from coordinate_eval.coordinator.comparison import sequential
 from coordinate_eval.coordinator.comparison.paired import (
     Difference,
     Stratum,
+    detectable,
     difference,
     weighted_difference,
 )
@@ -112,7 +113,9 @@ def outcome(draws: np.random.Generator, suite: list[Shape], gain: float) -> Outc
         if told.decision and not early:
             early = verdict(mean.value, found=told.decision == "different")
             used = sum(n * shape.requests for n, shape in zip(counts, suite, strict=True))
-    return Outcome(early, verdict(mean.value, found=mean.p < 0.05), naive, used, mean.detectable)
+    return Outcome(
+        early, verdict(mean.value, found=mean.p < 0.05), naive, used, detectable(mean.stderr)
+    )
 
 
 def count_requests(suite: list[Shape]) -> float:

@@ -199,22 +199,24 @@ def _why_unlike(members: Mapping[str, Measured]) -> str:
 def aggregate_of(name: str, aggregate: Aggregate, known: Mapping[str, Measured]) -> Measured:
     """Return the difference of an aggregate from those of its datasets, all of which are known."""
     parts = [(factor, known[each]) for each, factor in aggregate.factors.items()]
+    return _weighted(name, parts, aggregate.offset)
+
+
+def _weighted(name: str, parts: Sequence[tuple[float, Measured]], offset: float = 0.0) -> Measured:
+    """Return the difference of a weighted mean over datasets."""
     plain = Measured(
         name=name,
         datasets=len(parts),
-        first=sum(factor * each.first for factor, each in parts) - aggregate.offset,
-        second=sum(factor * each.second for factor, each in parts) - aggregate.offset,
+        first=sum(factor * each.first for factor, each in parts) - offset,
+        second=sum(factor * each.second for factor, each in parts) - offset,
         difference=sum(factor * each.difference for factor, each in parts),
         items=sum(each.items or 0 for _, each in parts),
         higher_is_better=parts[0][1].higher_is_better,
     )
     if without := [each.name for _, each in parts if not each.has_interval]:
         return plain.model_copy(update={"why_not": f"no interval of {', '.join(without[:5])}"})
-    return plain.model_copy(
-        update=_interval(
-            weighted_difference([(factor, _difference(each)) for factor, each in parts])
-        )
-    )
+    found = weighted_difference([(factor, _difference(each)) for factor, each in parts])
+    return plain.model_copy(update=_interval(found))
 
 
 def _difference(each: Measured) -> Difference:
@@ -298,16 +300,12 @@ def _interval(found: Difference) -> dict[str, float]:
 
 
 def in_mean(measured: Sequence[Measured]) -> list[Measured]:
-    """Return the datasets of a mean: with an interval, and scores from 0 to 1, where more is
-    better.
-    """
+    """Return those of a mean: with an interval, and scores from 0 to 1, where more is better."""
     return [
         each
         for each in measured
-        if each.has_interval
-        and each.higher_is_better
-        and min(each.first, each.second) >= 0
-        and max(each.first, each.second) <= 1
+        if each.has_interval and each.higher_is_better
+        if 0 <= min(each.first, each.second) <= max(each.first, each.second) <= 1
     ]
 
 
@@ -316,16 +314,7 @@ def mean_of(name: str, measured: Sequence[Measured], least: int = 2) -> Measured
     counted = in_mean(measured)
     if len(counted) < least:
         return None
-    found = weighted_difference([(1 / len(counted), _difference(each)) for each in counted])
-    mean = Measured(
-        name=name,
-        datasets=len(counted),
-        first=sum(each.first for each in counted) / len(counted),
-        second=sum(each.second for each in counted) / len(counted),
-        difference=found.value,
-        items=sum(each.items or 0 for each in counted),
-    )
-    return mean.model_copy(update=_interval(found))
+    return _weighted(name, [(1 / len(counted), each) for each in counted])
 
 
 def with_verdicts(measured: Sequence[Measured]) -> list[Measured]:

@@ -55,11 +55,6 @@ class Difference(NamedTuple):
     clusters: int
     """Independent clusters of items."""
 
-    @property
-    def detectable(self) -> float:
-        """Return the difference that would be found with probability `POWER`."""
-        return detectable(self.stderr)
-
 
 def difference(strata: Sequence[Stratum]) -> Difference:
     """Return how the second checkpoint differs from the first, with its uncertainty.
@@ -167,13 +162,9 @@ def significant(values: Sequence[float], rate: float = 1 - CONFIDENCE) -> list[b
 
     The rule of Y. Benjamini and Y. Hochberg, "Controlling the False Discovery Rate", 1995.
     """
-    order = sorted(range(len(values)), key=values.__getitem__)
-    last = max(
-        (n for n, index in enumerate(order, 1) if values[index] <= rate * n / len(values)),
-        default=0,
-    )
-    found = set(order[:last])
-    return [index in found for index in range(len(values))]
+    from scipy.stats import false_discovery_control
+
+    return [p <= rate for p in false_discovery_control(values)] if values else []
 
 
 def detectable(stderr: float) -> float:
