@@ -45,3 +45,10 @@ def diagnosed(logs: list[str], end: str = "", rules: Rules | None = None) -> Cau
     for number, log in enumerate(logs):
         read.append(Log(f"{number}.log", compress(io.BytesIO(log.encode()), rules)))
     return find_cause(read, rules, Ending(end), by_words=True)
+
+
+def cause_of(*logs: str, end: str = "") -> Cause:
+    """Return the cause that is found in logs that have one."""
+    found = diagnosed([*logs], end)
+    assert found is not None
+    return found

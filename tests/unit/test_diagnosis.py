@@ -7,7 +7,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.failed_logs import FOLDER, corpus, diagnosed, whole_corpus
+from tests.failed_logs import FOLDER, cause_of, corpus, diagnosed, whole_corpus
 
 from coordinate_eval.diagnosis.cause import UNKNOWN, Remedy
 from coordinate_eval.diagnosis.compress import MOST_FOUND, MOST_PLAIN, Kept, _Reader, compress
@@ -57,37 +57,31 @@ def test_a_save_that_a_full_disk_ends_is_no_broken_checkpoint(words: str) -> Non
         "ranks:dict_keys([0, 1])\n[rank1]: Traceback (most recent call last): (RANK 0)\n"
         f'[rank1]:   File "filesystem.py", line 520, in create_stream\n[rank1]: {words}\n'
     )
-    found = diagnosed([text], "FAILED NonZeroExitCode 1:0")
-    assert found is not None
+    found = cause_of(text, end="FAILED NonZeroExitCode 1:0")
     assert (found.reason, found.line) == ("OS Error", f"[rank1]: {words}")
 
 
 def test_error_after_the_time_limit_follows_from_it() -> None:
     limit = "slurmstepd: error: *** JOB 1 ON n CANCELLED AT 2024 DUE TO TIME LIMIT ***\n"
-    found = diagnosed([limit + "ValueError: I/O operation on closed file\n"])
-    assert found is not None
-    assert found.reason == "Time Limit"
+    assert cause_of(limit + "ValueError: I/O operation on closed file\n").reason == "Time Limit"
 
 
 def test_ranks_that_hang_until_the_time_limit_do_not_hide_the_rank_that_died() -> None:
-    found = diagnosed(["step 1 loss 2\nKeyError: 'x'\n"], "TIMEOUT TimeLimit 0:15")
-    assert found is not None
-    assert found.reason == "Key Error"
+    assert (
+        cause_of("step 1 loss 2\nKeyError: 'x'\n", end="TIMEOUT TimeLimit 0:15").reason
+        == "Key Error"
+    )
 
 
 def test_progress_after_an_error_shows_that_it_was_none() -> None:
     text = "RuntimeError: x\n" + "".join(f"step {n} loss 2.{n}\n" for n in range(9))
     assert diagnosed([text]) is None
-    found = diagnosed([text], "FAILED NonZeroExitCode 1:0")
-    assert found is not None
-    assert found.reason == "Runtime Error"
-    again = diagnosed([text + "RuntimeError: x\n"])
-    assert again is not None
+    assert cause_of(text, end="FAILED NonZeroExitCode 1:0").reason == "Runtime Error"
+    assert cause_of(text + "RuntimeError: x\n").reason == "Runtime Error"
 
 
 def test_failure_that_says_nothing_is_unknown() -> None:
-    found = diagnosed(["hello\nworld\n"], "FAILED NonZeroExitCode 1:0")
-    assert found is not None
+    found = cause_of("hello\nworld\n", end="FAILED NonZeroExitCode 1:0")
     assert (found.reason, found.line, found.number) == (UNKNOWN, "world", 2)
     assert diagnosed(["hello\n"]) is None
     assert diagnosed([""]) is None
@@ -106,8 +100,7 @@ def test_failure_that_says_nothing_is_unknown() -> None:
     ],
 )
 def test_what_sounds_like_a_failure_is_never_called_none(text: str, line: str) -> None:
-    found = diagnosed([text])
-    assert found is not None
+    found = cause_of(text)
     assert (found.reason, found.line) == (UNKNOWN, line)
 
 
@@ -165,8 +158,7 @@ def test_an_exception_is_found_after_frames_of_any_form(
     prefix: str, frames: list[str], exception: str
 ) -> None:
     text = "\n".join(["Traceback (most recent call last):", *frames, exception])
-    found = diagnosed(["".join(f"{prefix}{line}\n" for line in text.split("\n"))])
-    assert found is not None
+    found = cause_of("".join(f"{prefix}{line}\n" for line in text.split("\n")))
     assert (found.reason, found.line) == ("Key Error", f"{prefix}{exception}".rstrip())
 
 
@@ -176,9 +168,7 @@ def test_indentation_that_was_lost_hides_no_exception() -> None:
         'raise OSError("No space left on device")',
         "KeyError: 'x'",
     ]
-    found = diagnosed(["\n".join(lines) + "\n"])
-    assert found is not None
-    assert found.reason == "Key Error"
+    assert cause_of("\n".join(lines) + "\n").reason == "Key Error"
 
 
 @given(st.text(max_size=400), st.text(max_size=60))
@@ -209,12 +199,10 @@ def test_lines_of_every_job_name_no_cause(line: str) -> None:
     own = (
         'Traceback (most recent call last):\n  File "<string>", line 1\nRuntimeError: two groups\n'
     )
-    found = diagnosed([f"{line}\n{own}"])
-    assert found is not None
+    found = cause_of(f"{line}\n{own}")
     assert (found.reason, found.others) == ("Runtime Error", ())
     assert diagnosed([f"{line}\nstep 1 loss 2\nTraining completed\n"]) is None
-    unknown = diagnosed([f"{line}\n"], "FAILED NonZeroExitCode 1:0")
-    assert unknown is not None
+    unknown = cause_of(f"{line}\n", end="FAILED NonZeroExitCode 1:0")
     assert unknown.reason == UNKNOWN
 
 
@@ -254,16 +242,16 @@ def test_a_line_of_a_shell_gives_way_to_a_later_exception_alone() -> None:
         ("subprocess.CalledProcessError: Command 'x' returned 1\n", "File Not Found Error"),
         ("srun: error: n1: task 0: Exited with exit code 127\n", "File Not Found Error"),
     ):
-        found = diagnosed([shell + after])
-        assert found is not None
+        found = cause_of(shell + after)
         assert found.reason == reason
 
 
 def test_line_of_code_is_no_error() -> None:
     text = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n'
-    found = diagnosed([text + '    raise ValueError("CUDA out of memory")\nIndexError: 3\n'])
-    assert found is not None
-    assert found.reason == "Index Error"
+    assert (
+        cause_of(text + '    raise ValueError("CUDA out of memory")\nIndexError: 3\n').reason
+        == "Index Error"
+    )
 
 
 @pytest.mark.parametrize(
@@ -291,9 +279,7 @@ def test_line_of_code_is_no_error() -> None:
     ],
 )
 def test_prefixes_hide_no_exception(line: str) -> None:
-    found = diagnosed([line + "\n"])
-    assert found is not None
-    assert found.reason == "Key Error"
+    assert cause_of(line + "\n").reason == "Key Error"
 
 
 def test_hostile_content_is_bounded_and_printable() -> None:
@@ -430,9 +416,7 @@ def test_rules_that_others_can_write_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_done_follows_from_the_cause(log: str, remedy: Remedy) -> None:
-    found = diagnosed([log + "\n"])
-    assert found is not None
-    assert found.remedy is remedy
+    assert cause_of(log + "\n").remedy is remedy
 
 
 def test_of_lines_that_drop_out_no_text_is_kept() -> None:
