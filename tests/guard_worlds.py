@@ -9,12 +9,15 @@ from coordinate_eval.clusters.protocol import End, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.training.advice import Save
 from coordinate_eval.coordinator.training.guarding.attempts import (
+    Attempt,
     Evaluated,
     GuardDir,
     Guarded,
     Logs,
     NodesTested,
+    OfAttempt,
     Over,
+    What,
 )
 from coordinate_eval.coordinator.training.guarding.hands import Hands, Superseded
 from coordinate_eval.coordinator.training.guarding.healthy import Choice
@@ -24,7 +27,6 @@ from coordinate_eval.coordinator.training.guarding.vitals import Vitals
 from coordinate_eval.coordinator.training.scores import Scores
 from coordinate_eval.coordinator.training.spikes import Spike
 from coordinate_eval.errors import ClusterSilent, SubmitRefused
-from coordinate_eval.records import Record
 from coordinate_eval.slurm.batch import Described
 from tests.clocks import SetClock
 from tests.plans import changed
@@ -63,6 +65,8 @@ class World:
     takes_exclusions: bool = True
     now: Callable[[str], None] = lambda what: None
     """Called before and after each thing that a guard does."""
+    root: Path = Path()
+    """The guard's folder."""
 
     def tick(self) -> None:
         for job in self.jobs_by_id.values():
@@ -176,7 +180,7 @@ class World:
         return Scores()
 
     def choose(self, spoiled: Sequence[tuple[int, float]] = ()) -> Choice | None:
-        step = max(self.saved, default=0)
+        step = max((s for s in self.saved if all(s < first for first, _ in spoiled)), default=0)
         return Choice(path=str(step) if step else "", step=step)
 
     def files(self, logs: Logs) -> list[Path]:
@@ -199,10 +203,10 @@ class World:
 class Tried(Hands):
     """Hands that are killed between files, too."""
 
-    def create(self, number: int, what: str, record: Record) -> bool:
-        self.scripts.now(f"before {what}")  # type: ignore[attr-defined]  # it is a `World`
-        made = super().create(number, what, record)
-        self.scripts.now(f"after {what}")  # type: ignore[attr-defined]
+    def create(self, number: int, record: OfAttempt) -> bool:
+        self.scripts.now(f"before {record.FILE}")  # type: ignore[attr-defined]  # it is a `World`
+        made = super().create(number, record)
+        self.scripts.now(f"after {record.FILE}")  # type: ignore[attr-defined]
         return made
 
 
@@ -215,7 +219,7 @@ def guard_of(
     **more: Any,
 ) -> Guard:
     root.mkdir(exist_ok=True)
-    guard_dir = GuardDir(root)
+    world.root, guard_dir = root, GuardDir(root)
     settings = Settings(cache_dir=str(root / "cache"))
     guarded = Guarded(
         name="t", nonce="0", created=0, script="/t.sbatch", folder="/", checkpoints="/c",
@@ -251,11 +255,27 @@ def run_to_end(world: World, root: Path, clock: SetClock) -> Over:
     raise AssertionError("the guard comes to no end")
 
 
-def run(world: World, root: Path, clock: SetClock, **more: Any) -> Over:
-    guard = guard_of(world, root, clock, **more)
+def run(world: World, root: Path, clock: SetClock | None = None, **more: Any) -> Over:
+    """Run a guard until the training is over."""
+    clock = clock or SetClock()
+    return go_on(guard_of(world, root, clock, **more), clock)
+
+
+def go_on(guard: Guard, clock: SetClock) -> Over:
     for _ in range(500):
         if not guard.step():
             clock.sleep(30)
-        if (found := over(root)) is not None:
+        if (found := over(guard._hands.dir.root)) is not None:
             return found
     raise AssertionError("the guard comes to no end")
+
+
+def ends(root: Path) -> list[What]:
+    """What became of each attempt."""
+    return [each.what for each in GuardDir(root).history()]
+
+
+def begun(root: Path, number: int = 2) -> tuple[int, str] | None:
+    """The step from which an attempt began, and what it skipped; None if there is none."""
+    found = GuardDir(root).read(number, Attempt)
+    return (found.step, found.skipped) if found is not None else None

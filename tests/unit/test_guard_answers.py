@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.clocks import SetClock
-from tests.guard_worlds import LAST, Job, World, guard_of, over, run
+from tests.guard_worlds import LAST, Job, World, begun, ends, go_on, guard_of, run
 from tests.plans import changed
 
 from coordinate_eval.clusters.protocol import End, State, Waits
@@ -21,7 +21,6 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
     NodesTested,
     What,
 )
-from coordinate_eval.coordinator.training.guarding.healthy import Choice
 from coordinate_eval.coordinator.training.guarding.policy import Policy
 from coordinate_eval.coordinator.training.guarding.vitals import Vitals
 from coordinate_eval.coordinator.training.scores import Scores
@@ -38,30 +37,15 @@ class Diverging(World):
             return None
         return Spike(onset=8, before=7, last=9, level=1.0, peak=3.0, noise=0.1, decided=9)
 
-    def choose(self, spoiled: Sequence[tuple[int, float]] = ()) -> Choice | None:
-        step = max((s for s in self.saved if all(s < first for first, _ in spoiled)), default=0)
-        return Choice(path=str(step) if step else "", step=step)
-
-    root: Path
-
 
 @pytest.mark.parametrize("rollback", [True, False])
 def test_a_training_goes_back_where_that_is_advised_and_obeyed(
     tmp_path: Path, rollback: bool
 ) -> None:
-    world, clock, told = Diverging(), SetClock(), list[str]()
-    world.root = tmp_path / "guard"
-    guard = guard_of(world, world.root, clock, told.append, rollback=rollback)
-    while over(world.root) is None:
-        guard.step()
-        clock.sleep(5)
-    second = GuardDir(world.root).attempt(2)
+    told: list[str] = []
+    run(Diverging(), tmp_path, told=told.append, rollback=rollback)
     assert ("advice-8" in told) is not rollback
-    if rollback:
-        assert second is not None
-        assert (second.step, second.skipped) == (6, "8-9")
-    else:
-        assert second is None
+    assert begun(tmp_path) == ((6, "8-9") if rollback else None)
 
 
 @pytest.mark.parametrize("fails", [True, False])
@@ -82,85 +66,59 @@ def test_a_training_goes_further_back_where_first_signals_have_fallen_earlier(
             return [each for each in super().saves() if each.step < first]
 
     seen: list[list[int]] = []
-    world = Compared()
-    world.root = tmp_path / "guard"
-    assert run(world, world.root, SetClock(), rollback=True).complete
+    assert run(Compared(), tmp_path, rollback=True).complete
     assert seen == [[3, 6]] * 3
-    second = GuardDir(world.root).attempt(2)
-    assert second is not None and second.step == (6 if fails else 3)
+    assert begun(tmp_path) == (6 if fails else 3, "8-9")
 
 
-def test_a_training_that_went_wrong_before_its_end_goes_back_after_it(tmp_path: Path) -> None:
-    world, clock = Diverging(), SetClock()
-    world.root = tmp_path / "guard"
-    guard = guard_of(world, world.root, clock, rollback=True)
-    while not world.jobs_by_id:
-        guard.step()
-    guard.step()
-    for _ in range(LAST + 2):  # it runs to its end before the next look
-        world.tick()
-    while over(world.root) is None:
-        guard.step()
-        clock.sleep(5)
-    assert [each.what for each in GuardDir(world.root).history()] == [
-        What.ROLLED_BACK,
-        What.FINISHED,
-    ]
-    second = GuardDir(world.root).attempt(2)
-    assert second is not None and (second.step, second.skipped) == (6, "8-9")
+class Broken(World):
+    """A training whose losses are no numbers in its first attempt."""
+
+    def look(self, number: int, now: float) -> Vitals:
+        found = super().look(number, now)
+        if number > 1:
+            return found
+        return found.model_copy(update={"not_finite": 3, "onset": 7, "loss": float("nan")})
 
 
-def test_a_training_that_ends_well_with_losses_that_are_no_numbers_is_not_complete(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("world", "what", "second"),
+    [
+        (Diverging(), What.ROLLED_BACK, (6, "8-9")),
+        (Broken(), What.NOT_FINITE, (6, "")),
+    ],
+    ids=["diverged", "no numbers"],
+)
+def test_a_training_that_went_wrong_before_its_end_goes_back_after_it(
+    tmp_path: Path, world: World, what: What, second: tuple[int, str]
 ) -> None:
-    class Broken(World):
-        def look(self, number: int, now: float) -> Vitals:
-            found = super().look(number, now)
-            if number > 1:
-                return found
-            return found.model_copy(update={"not_finite": 3, "onset": 7, "loss": float("nan")})
-
-        def choose(self, spoiled: Sequence[tuple[int, float]] = ()) -> Choice | None:
-            step = max((s for s in self.saved if all(s < f for f, _ in spoiled)), default=0)
-            return Choice(path=str(step) if step else "", step=step)
-
-    world, clock = Broken(), SetClock()
-    guard = guard_of(world, tmp_path / "guard", clock)
+    clock = SetClock()
+    guard = guard_of(world, tmp_path, clock, rollback=True)
     while not world.jobs_by_id:
         guard.step()
     guard.step()
     for _ in range(LAST + 2):  # it runs to its end before the next look
         world.tick()
-    while over(tmp_path / "guard") is None:
-        guard.step()
-        clock.sleep(100)
-    first, second = GuardDir(tmp_path / "guard").history()
-    assert (first.what, second.what) == (What.NOT_FINITE, What.FINISHED)
-    again = GuardDir(tmp_path / "guard").attempt(2)
-    assert again is not None and again.step == 6
+    go_on(guard, clock)
+    assert ends(tmp_path) == [what, What.FINISHED]
+    assert begun(tmp_path) == second
 
 
 def test_a_training_goes_back_once_where_its_scores_fell(tmp_path: Path) -> None:
     def row(step: int) -> Row:
         return Row("/t", step, f"/t/step-{step}", [f"run-{step}"], 0.0, {}, [], None)
 
-    class Falling(Diverging):
-        def spike(self) -> Spike | None:
-            return None
-
+    class Falling(World):
         def scores(self, now: float) -> Scores:
             if 6 not in self.saved:
                 return Scores()
             fall = Alarm("collapse", "mmlu", row(6), "0.1, and 0.5 was expected", row(3), row(6))
             return Scores([fall], {3: "healthy", 6: "fallen"})
 
-    world, told = Falling(), list[str]()
-    world.root = tmp_path / "guard"
-    assert run(world, world.root, SetClock(), told=told.append, rollback=True).complete
-    first, second = GuardDir(world.root).history()
-    assert (first.what, second.what) == (What.ROLLED_BACK, What.FINISHED)
-    again = GuardDir(world.root).attempt(2)
-    assert again is not None and (again.step, again.skipped) == (3, "")
+    told: list[str] = []
+    assert run(Falling(), tmp_path, told=told.append, rollback=True).complete
+    assert ends(tmp_path) == [What.ROLLED_BACK, What.FINISHED]
+    assert begun(tmp_path) == (3, "")
     assert not any(key.startswith("advice") for key in told)
 
 
@@ -176,16 +134,14 @@ def test_a_training_that_hangs_after_its_last_save_is_complete(tmp_path: Path) -
             late = found.last_step is not None and found.last_step > LAST
             return found.model_copy(update={"silent": 1e6 if late else 0.0})
 
-    assert run(Lingering(), tmp_path / "guard", SetClock()).complete
+    assert run(Lingering(), tmp_path).complete
 
 
 def test_no_training_goes_further_back_than_the_policy_allows(tmp_path: Path) -> None:
-    world, told = Diverging(), list[str]()
-    world.root = tmp_path / "guard"
+    told: list[str] = []
     policy = Policy(last_step=LAST, most_steps_back=2)
-    found = run(world, world.root, SetClock(), told=told.append, policy=policy, rollback=True)
-    assert found.complete
-    assert GuardDir(world.root).latest() == 1
+    assert run(Diverging(), tmp_path, told=told.append, policy=policy, rollback=True).complete
+    assert begun(tmp_path) is None
     assert "advice-8" in told
 
 
@@ -195,28 +151,25 @@ def test_fewer_nodes_are_asked_for_when_the_first_number_does_not_start(tmp_path
             return self.asked[int(job.shown.job_id) - 1][0] != 4
 
     policy = Policy(last_step=LAST, nodes=(4, 3), start_seconds=600)
-    found = run(Scarce({2: End.NODE_FAILED}), tmp_path / "guard", SetClock(), policy=policy)
-    assert found.complete
-    ends = [each.what for each in GuardDir(tmp_path / "guard").history()]
-    assert ends == [What.NEVER_STARTED, What.NODE_FAILED, What.NEVER_STARTED, What.FINISHED]
+    assert run(Scarce({2: End.NODE_FAILED}), tmp_path, policy=policy).complete
+    never = What.NEVER_STARTED
+    assert ends(tmp_path) == [never, What.NODE_FAILED, never, What.FINISHED]
 
 
 def test_bad_nodes_are_left_out_by_all_guards_of_a_user(tmp_path: Path) -> None:
-    settings = Settings(cache_dir=str(tmp_path / "guard" / "cache"))
-    (tmp_path / "guard").mkdir()
+    settings = Settings(cache_dir=str(tmp_path / "cache"))
     avoid(settings, "n2", "it failed an all-gather", "test", SetClock().now())
     avoid(settings, "gone", "it is none of this cluster", "test", SetClock().now())
     world = World()
-    assert run(world, tmp_path / "guard", SetClock()).complete
+    assert run(world, tmp_path).complete
     assert world.asked == [(None, ("n2",))]
 
 
 def test_where_too_few_nodes_are_left_the_guard_waits_and_tells(tmp_path: Path) -> None:
-    root, clock, told = tmp_path / "guard", SetClock(), list[str]()
-    settings = Settings(cache_dir=str(root / "cache"))
-    root.mkdir()
+    clock, told = SetClock(), list[str]()
+    settings = Settings(cache_dir=str(tmp_path / "cache"))
     avoid(settings, "n2", "it failed an all-gather", "test", clock.now())
-    found = run(World(takes_exclusions=False), root, clock, told=told.append)
+    found = run(World(takes_exclusions=False), tmp_path, clock, told=told.append)
     assert found.complete  # after an hour the node may be used again
     assert "1-no-nodes" in told
     assert clock.slept >= 3600
@@ -231,7 +184,7 @@ def test_a_script_that_ends_at_once_each_time_is_given_up(tmp_path: Path) -> Non
             return Vitals()
 
     world = Useless()
-    found = run(world, tmp_path / "guard", SetClock())
+    found = run(world, tmp_path)
     assert not found.complete
     assert found.why.startswith("ended before its last step: it has come to no step; 6 attempts")
     assert "no save in /c: if it trained, `logs` and `patterns` of the policy" in found.why
@@ -245,7 +198,7 @@ def test_a_job_that_starts_only_when_somebody_does_something_is_told_of(tmp_path
             return len(told) > 0
 
     told: list[str] = []
-    assert run(Full(), tmp_path / "guard", SetClock(), told=told.append).complete
+    assert run(Full(), tmp_path, told=told.append).complete
     assert told == ["1-waits", "over"]
 
 
@@ -257,13 +210,9 @@ def test_nodes_that_may_not_be_drained_hold_no_training_up(tmp_path: Path) -> No
         def drain(self, nodes: Sequence[str], reason: str) -> None:
             raise ClusterError("slurm_update error: Invalid user id")
 
-    world, clock, root = Forbidding(faults={1: End.NODE_FAILED}), SetClock(), tmp_path / "guard"
-    guard = guard_of(world, root, clock, policy=Policy(last_step=LAST, drain=True))
-    for _ in range(100):
-        if not guard.step():
-            clock.sleep(30)
-    found, tested = over(root), GuardDir(root).tested(1)
-    assert found is not None and found.complete
+    world, policy = Forbidding(faults={1: End.NODE_FAILED}), Policy(last_step=LAST, drain=True)
+    assert run(world, tmp_path, policy=policy).complete
+    tested = GuardDir(tmp_path).read(1, NodesTested)
     assert tested is not None and "Invalid user id" in tested.words
     assert tested.bad == ("n2",)
     assert tested.drain.startswith("scontrol update nodename=n2 state=drain")
@@ -293,11 +242,11 @@ def test_exit_0_without_a_last_step_is_complete_where_the_log_counts_no_further(
             found = super().look(number, now)
             return found.model_copy(update={"total": counted, "apart": 1})
 
-    found = run(Counting(), tmp_path / "guard", SetClock(), policy=Policy())
+    found = run(Counting(), tmp_path, policy=Policy())
     assert found.complete
     assert words in found.why
-    ends = [each.why for each in GuardDir(tmp_path / "guard").history()]
-    assert ends == (["step 6 of 12, by its log", ""] if early else [""])
+    whys = [each.why for each in GuardDir(tmp_path).history()]
+    assert whys == (["step 6 of 12, by its log", ""] if early else [""])
 
 
 def test_exit_0_at_the_schedulers_word_is_no_end_where_nothing_names_the_last_step(
@@ -314,6 +263,5 @@ def test_exit_0_at_the_schedulers_word_is_no_end_where_nothing_names_the_last_st
             early = found is not None and job_id == "1" and found.end is End.COMPLETED
             return replace(found, told=End.PREEMPTED) if early and found is not None else found
 
-    assert run(Warned(), tmp_path / "guard", SetClock(), policy=Policy()).complete
-    ends = [each.what for each in GuardDir(tmp_path / "guard").history()]
-    assert ends == [What.PREEMPTED, What.FINISHED]
+    assert run(Warned(), tmp_path, policy=Policy()).complete
+    assert ends(tmp_path) == [What.PREEMPTED, What.FINISHED]

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
     GuardDir,
     What,
 )
+from coordinate_eval.coordinator.training.guarding.child import Child
 from coordinate_eval.coordinator.training.guarding.healthy import (
     Candidates,
     Choice,
@@ -35,14 +35,10 @@ def save(folder: Path, step: int, shape: int = 4, value: float = 1.0) -> Path:
     return path
 
 
-def at_once(argv: Sequence[str]) -> "subprocess.Popen[str]":
+def at_once(argv: Sequence[str]) -> Child:
     """Look in this process, and hand the answer to one that only prints it."""
     said = examine(Path(argv[-1])).line()
-    return subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdout.write(sys.argv[1])", said],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    return Child([sys.executable, "-c", "import sys; sys.stdout.write(sys.argv[1])", said], 1e6)
 
 
 def candidates(folder: Path, kept: Path) -> Candidates:
@@ -205,7 +201,7 @@ def test_each_checkpoint_is_looked_at_once_and_again_when_it_has_changed(tmp_pat
     path = save(saves, 10)
     looked: list[str] = []
 
-    def look(argv: Sequence[str]) -> "subprocess.Popen[str]":
+    def look(argv: Sequence[str]) -> Child:
         looked.append(argv[-1])
         return at_once(argv)
 
@@ -222,13 +218,9 @@ def test_a_look_that_dies_leaves_the_checkpoint_with_a_note(tmp_path: Path) -> N
     saves = tmp_path / "saves"
     path = save(saves, 10)
 
-    def dies(argv: Sequence[str]) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [sys.executable, "-c", "exit(9)"], stdout=subprocess.PIPE, text=True
-        )
-
     (tmp_path / "kept").mkdir()
-    found = Candidates(saves, None, tmp_path / "kept", sys.executable, dies)
+    dies = [sys.executable, "-c", "exit(9)"]
+    found = Candidates(saves, None, tmp_path / "kept", "", lambda argv: Child(dies, 1e6))
     assert chosen(found).path == str(path)
     (kept,) = (tmp_path / "kept").iterdir()
     assert "ended with 9" in Health.model_validate_json(kept.read_text()).note

@@ -118,8 +118,7 @@ def test_a_training_that_finishes_while_it_is_being_ended_is_complete(tmp_path: 
         guard.step()
     (job,) = world.jobs_by_id.values()
     job.step = LAST - 1
-    hands = guard._hands
-    hands.create(1, "cancel", Cancelled(what=What.HUNG, time=clock.now(), why="silent"))
+    guard._hands.create(1, Cancelled(what=What.HUNG, time=clock.now(), why="silent"))
     world.tick()
     assert job.shown.end is End.COMPLETED
     while over(tmp_path / "guard") is None:

@@ -9,6 +9,7 @@ import math
 import re
 from enum import StrEnum
 from pathlib import Path
+from typing import ClassVar, TypeVar
 
 from pydantic import Field
 
@@ -67,8 +68,19 @@ class What(StrEnum):
     STOPPED = "stopped by the user"
 
 
-class Attempt(Record):
+class OfAttempt(Record):
+    """A record of an attempt: `attempts/N.<FILE>.json`."""
+
+    FILE: ClassVar[str]
+
+
+OfAttemptT = TypeVar("OfAttemptT", bound=OfAttempt)
+
+
+class Attempt(OfAttempt):
     """`attempts/N.json`: a start of the training that was decided."""
+
+    FILE: ClassVar[str] = ""
 
     number: int
     decided: float = Field(description="seconds since the epoch")
@@ -86,8 +98,10 @@ class Attempt(Record):
         return ",".join(f"{first}-{last}" for first, last in self.skip)
 
 
-class JobOf(Record):
+class JobOf(OfAttempt):
     """`attempts/N.job.json`: the job of an attempt, the only one that may run."""
+
+    FILE: ClassVar[str] = "job"
 
     job_id: str
     time: float
@@ -95,8 +109,10 @@ class JobOf(Record):
     token: str = ""
 
 
-class Cancelled(Record):
+class Cancelled(OfAttempt):
     """`attempts/N.cancel.json`: the guard ends an attempt."""
+
+    FILE: ClassVar[str] = "cancel"
 
     what: What
     time: float
@@ -107,23 +123,29 @@ class Cancelled(Record):
     advice: str = Field(default="", description="the cause for which it goes back")
 
 
-class Logs(Record):
+class Logs(OfAttempt):
     """`attempts/N.logs.json`: where the job writes, noted before it starts."""
+
+    FILE: ClassVar[str] = "logs"
 
     own: tuple[str, ...] = Field(default=(), description="its output")
     sizes: dict[str, int] = Field(default={}, description="of logs that were there before")
 
 
-class Begun(Record):
+class Begun(OfAttempt):
     """`attempts/N.begun.json`: the job runs."""
+
+    FILE: ClassVar[str] = "begun"
 
     time: float
     nodes: str = Field(description="as Slurm lists them: node[1-4]")
     partition: str = ""
 
 
-class Ended(Record):
+class Ended(OfAttempt):
     """`attempts/N.end.json`: the job of an attempt is gone."""
+
+    FILE: ClassVar[str] = "end"
 
     number: int
     what: What
@@ -141,16 +163,20 @@ class Ended(Record):
     state: str = Field(default="", description="in Slurm's words")
 
 
-class NodesTested(Record):
+class NodesTested(OfAttempt):
     """`attempts/N.nodes.json`: what a test of the nodes said."""
+
+    FILE: ClassVar[str] = "nodes"
 
     bad: tuple[str, ...] = ()
     words: str
     drain: str = ""
 
 
-class Evaluated(Record):
+class Evaluated(OfAttempt):
     """`attempts/N.evaluated.json`: what the first signals of checkpoints said of a way back."""
+
+    FILE: ClassVar[str] = "evaluated"
 
     onset: int | None = Field(default=None, description="step from which on scores have fallen")
     words: str = Field(default="", description="for a person; empty if none was asked for")
@@ -182,69 +208,30 @@ class GuardDir:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-
-    @property
-    def run_dir(self) -> RunDir:
-        """Return the folder as one that has supervisors."""
-        return RunDir(self.root)
-
-    @property
-    def logs(self) -> Path:
-        """Return the folder of the guard's own logs."""
-        return self.root / "logs"
-
-    @property
-    def guarded(self) -> Path:
-        """Return the path of `Guarded`."""
-        return self.root / "guard.json"
-
-    @property
-    def environment(self) -> Path:
-        """Return the path of the environment that the script is submitted with."""
-        return self.root / "environment.json"
-
-    @property
-    def stop(self) -> Path:
-        """Return the path of the user's wish to stop."""
-        return self.root / "stop"
-
-    @property
-    def alive(self) -> Path:
-        """Return the path of a file that a guard touches at each look."""
-        return self.root / "alive"
-
-    @property
-    def over(self) -> Path:
-        """Return the path of `Over`."""
-        return self.root / "over.json"
-
-    @property
-    def points(self) -> Path:
-        """Return the path of all that the training has reported, a line for each step."""
-        return self.root / "points.jsonl"
-
-    @property
-    def spikes(self) -> Path:
-        """Return the path of what is known of the losses."""
-        return self.root / "spikes.json"
-
-    @property
-    def told(self) -> Path:
-        """Return the folder of messages for people."""
-        return self.root / "told"
-
-    @property
-    def checks(self) -> Path:
-        """Return the folder of what looks at checkpoints have found."""
-        return self.root / "checkpoints"
-
-    @property
-    def attempts(self) -> Path:
-        """Return the folder of attempts."""
-        return self.root / "attempts"
+        self.run_dir = RunDir(root)
+        """The folder as one that has supervisors."""
+        self.logs = root / "logs"
+        """The guard's own."""
+        self.guarded = root / "guard.json"
+        self.over = root / "over.json"
+        self.environment = root / "environment.json"
+        """With which the script is submitted."""
+        self.stop = root / "stop"
+        """There if the user wishes to stop."""
+        self.alive = root / "alive"
+        """A guard touches it at each look."""
+        self.points = root / "points.jsonl"
+        """All that the training has reported, a line for each step."""
+        self.spikes = root / "spikes.json"
+        """What is known of the losses."""
+        self.told = root / "told"
+        """Messages for people."""
+        self.checks = root / "checkpoints"
+        """What looks at checkpoints have found."""
+        self.attempts = root / "attempts"
 
     def of_attempt(self, number: int, what: str = "") -> Path:
-        """Return the path of a record of an attempt."""
+        """Return the path of something of an attempt."""
         return self.attempts / (f"{number}.{what}.json" if what else f"{number}.json")
 
     def latest(self) -> int:
@@ -252,38 +239,13 @@ class GuardDir:
         found = (re.fullmatch(r"(\d+)\.json", name) for name in _files.names(self.attempts))
         return max((int(each[1]) for each in found if each), default=0)
 
-    def attempt(self, number: int) -> Attempt | None:
-        """Return an attempt."""
-        return _files.read_record_if_there(self.of_attempt(number), Attempt)
-
-    def job_of(self, number: int) -> JobOf | None:
-        """Return the job of an attempt."""
-        return _files.read_record_if_there(self.of_attempt(number, "job"), JobOf)
-
-    def cancelled(self, number: int) -> Cancelled | None:
-        """Return how the guard ends an attempt."""
-        return _files.read_record_if_there(self.of_attempt(number, "cancel"), Cancelled)
+    def read(self, number: int, kind: type[OfAttemptT]) -> OfAttemptT | None:
+        """Return a record of an attempt, if it is there."""
+        return _files.read_record_if_there(self.of_attempt(number, kind.FILE), kind)
 
     def logs_of(self, number: int) -> Logs:
         """Return where the job of an attempt writes."""
-        found = _files.read_record_if_there(self.of_attempt(number, "logs"), Logs)
-        return found or Logs()
-
-    def begun(self, number: int) -> Begun | None:
-        """Return how an attempt began to run."""
-        return _files.read_record_if_there(self.of_attempt(number, "begun"), Begun)
-
-    def ended(self, number: int) -> Ended | None:
-        """Return what became of an attempt."""
-        return _files.read_record_if_there(self.of_attempt(number, "end"), Ended)
-
-    def tested(self, number: int) -> NodesTested | None:
-        """Return what a test of the nodes of an attempt said."""
-        return _files.read_record_if_there(self.of_attempt(number, "nodes"), NodesTested)
-
-    def evaluated(self, number: int) -> Evaluated | None:
-        """Return what first signals said of the way back from an attempt."""
-        return _files.read_record_if_there(self.of_attempt(number, "evaluated"), Evaluated)
+        return self.read(number, Logs) or Logs()
 
     def spoiled(self) -> list[tuple[int, float]]:
         """Return the steps from which on saves do not count, each with the time until which.
@@ -294,9 +256,9 @@ class GuardDir:
         """
         found = []
         for number in range(1, self.latest() + 1):
-            end, cancelled = self.of_attempt(number, "end"), self.cancelled(number)
+            end, cancelled = self.of_attempt(number, "end"), self.read(number, Cancelled)
             if cancelled is not None and cancelled.onset is not None:
-                evaluated = self.evaluated(number) or Evaluated()
+                evaluated = self.read(number, Evaluated) or Evaluated()
                 onset = min(cancelled.onset, evaluated.onset or cancelled.onset)
                 found.append((onset, _files.modified(end) or math.inf))
         return found
@@ -309,7 +271,7 @@ class GuardDir:
 
     def history(self, first: int = 1) -> list[Ended]:
         """Return what became of the attempts that have ended, in their order, from one on."""
-        found = (self.ended(number) for number in range(first, self.latest() + 1))
+        found = (self.read(number, Ended) for number in range(first, self.latest() + 1))
         return [each for each in found if each is not None]
 
 

@@ -17,154 +17,145 @@ from coordinate_eval.coordinator.training.guarding.healthy import Choice
 from coordinate_eval.errors import SubmitLater, SubmitRefused, UserError
 
 
-class Beginnings:
-    """The part of a guard that begins attempts.
-
-    Args:
-        hands: of the guard.
-    """
-
-    def __init__(self, hands: Hands) -> None:
-        self._hands = hands
-        self._refusals, self._submit_at = 0, 0.0
-
-    def start_first(self) -> bool:
-        """Decide the first attempt since a person began the guard."""
-        if self._hands.dir.stop.exists():
-            return self._hands.finish(complete=False, words=What.STOPPED.value)
-        choice = self._hands.checkpoints.choose(self._hands.dir.spoiled())
-        if choice is None:
-            return False
-        if choice.refused or (choice.passed_over and not choice.path):
-            words = choice.refused or f"no checkpoint is healthy: {'; '.join(choice.passed_over)}"
-            return self._hands.finish(complete=False, words=words)
-        before = self._hands.dir.attempt(self._hands.guarded.first - 1)
-        skip = before.skip if before is not None else ()
-        words = "the first start" if before is None else "started again by a person"
-        return self.decide(self._hands.guarded.first, choice, words, after=0.0, skip=skip)
-
-    def decide(
-        self,
-        number: int,
-        choice: Choice,
-        words: str,
-        *,
-        after: float,
-        skip: tuple[tuple[int, int], ...],
-        smaller_than: int | None = None,
-    ) -> bool:
-        """Decide an attempt, unless that is done."""
-        counts = self._hands.policy.nodes
-        if smaller_than is not None:
-            counts = tuple(count for count in counts if count < smaller_than) or counts
-        attempt = Attempt(
-            number=number,
-            decided=self._hands.clock.now(),
-            after=after,
-            checkpoint=choice.path,
-            step=choice.step,
-            skip=skip,
-            nodes=counts[0] if counts else None,
-            why=words,
-            token=_files.token(),
-        )
-        self._hands.create(number, "", attempt)
-        begins = f"from {choice.path}" if choice.path else "from the beginning"
-        passed = f"; passed over: {'; '.join(choice.passed_over)}" if choice.passed_over else ""
-        self._hands.say(f"attempt {number} begins {begins}: {words}{passed}")
-        return True
-
-    def submit(self, attempt: Attempt, jobs: Sequence[TaskStatus]) -> bool:
-        """Submit the job of an attempt, or find it, and write its id down."""
-        mark = self._hands.mark(attempt.number)
-        alive = [j for j in jobs if j.name.endswith(mark) and j.state is not State.ENDED]
-        if self._hands.dir.stop.exists():
-            for each in alive:
-                self._hands.scripts.cancel(each.job_id)
-            ended = Ended(number=attempt.number, what=What.STOPPED, time=self._hands.clock.now())
-            return self._hands.create(attempt.number, "end", ended)
-        now = self._hands.clock.now()
-        if alive:
-            job_id, exclude = min((each.job_id for each in alive), key=int), frozenset[str]()
-        elif now < max(attempt.after, self._submit_at):
-            return False
-        else:
-            exclude = self._excluded()
-            told = (attempt.checkpoint, attempt.skipped, str(attempt.number))
-            self._hands.check_epoch()
-            try:
-                job_id = self._hands.scripts.submit(
-                    Path(self._hands.guarded.script),
-                    mark=mark,
-                    folder=self._hands.guarded.folder,
-                    environment=self._hands.environment,
-                    variables=dict(zip(OF_TRAINING, told, strict=True)),
-                    arguments=self._hands.policy.words(*told),
-                    exclude=exclude,
-                    nodes=attempt.nodes,
-                )
-            except (SubmitRefused, UserError) as error:
-                return self._refused(attempt, error, exclude)
-        self._refusals = 0
-        record = JobOf(
-            job_id=job_id, time=now, exclude=tuple(sorted(exclude)), token=_files.token()
-        )
-        try:
-            self._hands.check_epoch()
-        except Superseded:
-            self._withdraw(attempt, job_id)
-            raise
-        if self._hands.create(attempt.number, "job", record):
-            less = f", without {', '.join(record.exclude)}" if record.exclude else ""
-            self._hands.say(f"attempt {attempt.number} is job {job_id}{less}")
-        else:
-            self._hands.scripts.cancel(job_id)
-        return True
-
-    def _withdraw(self, attempt: Attempt, job_id: str) -> None:
-        """Cancel a job that was submitted while another guard has ended the training.
-
-        A guard that goes on finds the job by its mark, and may have written its id down.
-        """
-        taken = self._hands.dir.job_of(attempt.number)
-        if self._hands.over() is not None and (taken is None or taken.job_id != job_id):
-            self._hands.scripts.cancel(job_id)
-
-    def _refused(self, attempt: Attempt, error: Exception, exclude: Collection[str]) -> bool:
-        """Say that the scheduler takes no such job: wait, ask for fewer nodes, or stop."""
-        words = str(error).splitlines()[0]
-        smaller = has_smaller(attempt, self._hands.policy.nodes)
-        if not isinstance(error, SubmitLater) and (smaller or not exclude):
-            what = What.NEVER_STARTED if smaller else What.REFUSED
-            ended = Ended(number=attempt.number, what=what, time=self._hands.clock.now(), why=words)
-            return self._hands.create(attempt.number, "end", ended)
-        pause = growing(FIRST_PAUSE_SECONDS, self._refusals, LONGEST_PAUSE_SECONDS)
-        self._refusals += 1
-        self._submit_at = self._hands.clock.now() + pause
-        less = f" without {', '.join(sorted(exclude))}" if exclude else ""
-        self._hands.say(f"the scheduler takes no job{less} now: {words}; it is asked again")
-        if exclude:
-            said = {"words": f"no nodes for attempt {attempt.number}{less}: {words}"}
-            self._hands.notify(f"{attempt.number}-no-nodes", self._hands.message(said))
+def start_first(hands: Hands) -> bool:
+    """Decide the first attempt since a person began the guard."""
+    if hands.dir.stop.exists():
+        return hands.finish(complete=False, words=What.STOPPED.value)
+    choice = hands.checkpoints.choose(hands.dir.spoiled())
+    if choice is None:
         return False
+    if choice.refused or (choice.passed_over and not choice.path):
+        words = choice.refused or f"no checkpoint is healthy: {'; '.join(choice.passed_over)}"
+        return hands.finish(complete=False, words=words)
+    before = hands.dir.read(hands.guarded.first - 1, Attempt)
+    skip = before.skip if before is not None else ()
+    words = "the first start" if before is None else "started again by a person"
+    return decide(hands, hands.guarded.first, choice, words, after=0.0, skip=skip)
 
-    def _excluded(self) -> frozenset[str]:
-        """Return the nodes that are avoided now, as far as Slurm knows their names."""
-        avoided = read_avoided(self._hands.guarded.settings, self._hands.clock.now())
-        return (
-            frozenset(avoided.keys() & self._hands.scripts.node_names()) if avoided else frozenset()
-        )
 
-    def cancel_strays(
-        self, jobs: Sequence[TaskStatus], attempt: Attempt, job: JobOf | None
-    ) -> None:
-        """Cancel jobs that were submitted twice. They are held, and nobody releases them."""
-        mark = self._hands.mark(attempt.number)
-        for each in jobs:
-            own = each.name.endswith(mark) and (job is None or each.job_id == job.job_id)
-            if each.state is not State.ENDED and not own:
-                self._hands.check_epoch()
-                self._hands.scripts.cancel(each.job_id)
+def decide(
+    hands: Hands,
+    number: int,
+    choice: Choice,
+    words: str,
+    *,
+    after: float,
+    skip: tuple[tuple[int, int], ...],
+    smaller_than: int | None = None,
+) -> bool:
+    """Decide an attempt, unless that is done."""
+    counts = hands.policy.nodes
+    if smaller_than is not None:
+        counts = tuple(count for count in counts if count < smaller_than) or counts
+    attempt = Attempt(
+        number=number,
+        decided=hands.clock.now(),
+        after=after,
+        checkpoint=choice.path,
+        step=choice.step,
+        skip=skip,
+        nodes=counts[0] if counts else None,
+        why=words,
+        token=_files.token(),
+    )
+    hands.create(number, attempt)
+    begins = f"from {choice.path}" if choice.path else "from the beginning"
+    passed = f"; passed over: {'; '.join(choice.passed_over)}" if choice.passed_over else ""
+    hands.say(f"attempt {number} begins {begins}: {words}{passed}")
+    return True
+
+
+def submit(hands: Hands, attempt: Attempt, jobs: Sequence[TaskStatus]) -> bool:
+    """Submit the job of an attempt, or find it, and write its id down."""
+    mark = hands.mark(attempt.number)
+    alive = [j for j in jobs if j.name.endswith(mark) and j.state is not State.ENDED]
+    if hands.dir.stop.exists():
+        for each in alive:
+            hands.scripts.cancel(each.job_id)
+        ended = Ended(number=attempt.number, what=What.STOPPED, time=hands.clock.now())
+        return hands.create(attempt.number, ended)
+    now = hands.clock.now()
+    if alive:
+        job_id, exclude = min((each.job_id for each in alive), key=int), frozenset[str]()
+    elif now < max(attempt.after, hands.submits_at):
+        return False
+    else:
+        exclude = _excluded(hands)
+        told = (attempt.checkpoint, attempt.skipped, str(attempt.number))
+        hands.check_epoch()
+        try:
+            job_id = hands.scripts.submit(
+                Path(hands.guarded.script),
+                mark=mark,
+                folder=hands.guarded.folder,
+                environment=hands.environment,
+                variables=dict(zip(OF_TRAINING, told, strict=True)),
+                arguments=hands.policy.words(*told),
+                exclude=exclude,
+                nodes=attempt.nodes,
+            )
+        except (SubmitRefused, UserError) as error:
+            return _refused(hands, attempt, error, exclude)
+    hands.refusals = 0
+    record = JobOf(job_id=job_id, time=now, exclude=tuple(sorted(exclude)), token=_files.token())
+    try:
+        hands.check_epoch()
+    except Superseded:
+        _withdraw(hands, attempt, job_id)
+        raise
+    if hands.create(attempt.number, record):
+        less = f", without {', '.join(record.exclude)}" if record.exclude else ""
+        hands.say(f"attempt {attempt.number} is job {job_id}{less}")
+    else:
+        hands.scripts.cancel(job_id)
+    return True
+
+
+def _withdraw(hands: Hands, attempt: Attempt, job_id: str) -> None:
+    """Cancel a job that was submitted while another guard has ended the training.
+
+    A guard that goes on finds the job by its mark, and may have written its id down.
+    """
+    taken = hands.dir.read(attempt.number, JobOf)
+    if hands.over() is not None and (taken is None or taken.job_id != job_id):
+        hands.scripts.cancel(job_id)
+
+
+def _refused(hands: Hands, attempt: Attempt, error: Exception, exclude: Collection[str]) -> bool:
+    """Say that the scheduler takes no such job: wait, ask for fewer nodes, or stop."""
+    words = str(error).splitlines()[0]
+    smaller = has_smaller(attempt, hands.policy.nodes)
+    if not isinstance(error, SubmitLater) and (smaller or not exclude):
+        what = What.NEVER_STARTED if smaller else What.REFUSED
+        ended = Ended(number=attempt.number, what=what, time=hands.clock.now(), why=words)
+        return hands.create(attempt.number, ended)
+    pause = growing(FIRST_PAUSE_SECONDS, hands.refusals, LONGEST_PAUSE_SECONDS)
+    hands.refusals += 1
+    hands.submits_at = hands.clock.now() + pause
+    less = f" without {', '.join(sorted(exclude))}" if exclude else ""
+    hands.say(f"the scheduler takes no job{less} now: {words}; it is asked again")
+    if exclude:
+        said = f"no nodes for attempt {attempt.number}{less}: {words}"
+        hands.notify(f"{attempt.number}-no-nodes", said)
+    return False
+
+
+def _excluded(hands: Hands) -> frozenset[str]:
+    """Return the nodes that are avoided now, as far as Slurm knows their names."""
+    avoided = read_avoided(hands.guarded.settings, hands.clock.now())
+    return frozenset(avoided.keys() & hands.scripts.node_names()) if avoided else frozenset()
+
+
+def cancel_strays(
+    hands: Hands, jobs: Sequence[TaskStatus], attempt: Attempt, job: JobOf | None
+) -> None:
+    """Cancel jobs that were submitted twice. They are held, and nobody releases them."""
+    mark = hands.mark(attempt.number)
+    for each in jobs:
+        own = each.name.endswith(mark) and (job is None or each.job_id == job.job_id)
+        if each.state is not State.ENDED and not own:
+            hands.check_epoch()
+            hands.scripts.cancel(each.job_id)
 
 
 def has_smaller(attempt: Attempt, counts: Sequence[int]) -> bool:

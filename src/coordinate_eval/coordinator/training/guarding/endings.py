@@ -9,7 +9,7 @@ from coordinate_eval.clusters.protocol import End, TaskStatus
 from coordinate_eval.coordinator.doctor.nodes import DRAIN_REASON, drain_command
 from coordinate_eval.coordinator.incidents.bad_nodes import avoid
 from coordinate_eval.coordinator.planning.places.asked_nodes import expand
-from coordinate_eval.coordinator.training.guarding import why
+from coordinate_eval.coordinator.training.guarding import beginnings, living, why
 from coordinate_eval.coordinator.training.guarding.attempts import (
     Attempt,
     Begun,
@@ -20,16 +20,12 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
     NodesTested,
     What,
 )
-from coordinate_eval.coordinator.training.guarding.beginnings import Beginnings
 from coordinate_eval.coordinator.training.guarding.decide import (
-    Decision,
     Follows,
     decide,
     is_of_checkpoint,
 )
 from coordinate_eval.coordinator.training.guarding.hands import Hands
-from coordinate_eval.coordinator.training.guarding.healthy import Choice
-from coordinate_eval.coordinator.training.guarding.living import Living
 from coordinate_eval.coordinator.training.guarding.vitals import Vitals, wrong
 from coordinate_eval.errors import ClusterError, CoordinateError
 from coordinate_eval.slurm.batch import Described
@@ -39,282 +35,261 @@ FORGOTTEN_SECONDS = 300.0
 without an answer, Slurm gives up a node and what runs there, and accounting has caught up."""
 
 
-class Endings:
-    """The part of a guard that notes how attempts end, and has the next one begin.
-
-    Args:
-        hands: of the guard.
-        beginnings: of attempts.
-        living: that knows when a training has to go back.
-    """
-
-    def __init__(self, hands: Hands, beginnings: Beginnings, living: Living) -> None:
-        self._hands, self._beginnings, self._living = hands, beginnings, living
-        self._forgotten: dict[str, float] = {}
-
-    def end(self, attempt: Attempt, job: JobOf, shown: TaskStatus | None) -> bool:
-        """Note what became of the job of an attempt. Return whether more is due at once."""
-        number = attempt.number
-        described = self._hands.scripts.describe(job.job_id)
-        if shown is None and self._may_run(job.job_id, described):
-            return False
-        end = described.end if described is not None else End.UNKNOWN
-        end = shown.end if shown is not None and end is End.UNKNOWN else end
-        begun, cancelled = self._hands.dir.begun(number), self._hands.dir.cancelled(number)
-        if begun is None and described is not None and described.nodes:  # it ended between looks
-            begun = Begun(
-                time=self._hands.clock.now(),
-                nodes=described.nodes,
-                partition=described.partition,
-            )
-            self._hands.create(number, "begun", begun)
-        vitals = self._hands.watch.look(number, self._hands.clock.now())
-        unseen = cancelled is None and end is End.COMPLETED and vitals.last_step is not None
-        if unseen and self._living.goes_back(number, vitals.last_step or 0):
-            cancelled = self._hands.dir.cancelled(number)  # it went wrong since the last look
-        problem = wrong(vitals, self._hands.policy)
-        if cancelled is None and problem is not None and problem.what is What.NOT_FINITE:
-            # It ended by itself, perhaps at its last step, and what it saved is of no use.
-            cancelled = Cancelled(
-                what=What.NOT_FINITE,
-                time=self._hands.clock.now(),
-                why=problem.why,
-                onset=vitals.onset,
-            )
-            self._hands.create(number, "cancel", cancelled)
-        # The file server's clock tells what was saved since, whatever other clocks say.
-        saved = self._hands.checkpoints.newest_step(
-            _files.modified(self._hands.dir.of_attempt(number, "job"))
-        )
-        reached = max((s for s in (vitals.last_step, saved) if s is not None), default=None)
-        before = self._furthest()
-        told = described.told if described is not None else None
-        lacks = self._lacks(attempt, vitals, reached, told)
-        what = why.what_of(end, cancelled, finished=not lacks, told=told)
-        if what in (What.HUNG, What.LOST) and self._is_saved(saved):
-            what = What.FINISHED  # all is saved: its processes did not end, or nobody saw how
-        cause = cancelled.cause if cancelled is not None else None
-        if what in (What.FAILED, What.OUT_OF_MEMORY, What.NODE_FAILED, What.LOST):
-            cause = why.cause_of_attempt(self._hands, number, described)
-        if what is What.FAILED and (slurms := why.at_slurms_word(cause, told)) is not None:
-            what = slurms
-        words = cancelled.why if cancelled is not None and what is cancelled.what else ""
-        if what is What.ENDED_EARLY:
-            words = lacks
-        failed_at_once = what is What.FAILED and reached is None
-        if failed_at_once and attempt.checkpoint and not Path(attempt.checkpoint).exists():
-            # What its log says of a missing file is no error of the script.
-            cause, words = None, f"{attempt.checkpoint} was deleted before the training had read it"
-        ended = Ended(
-            number=number,
-            what=what,
-            time=self._hands.clock.now(),
-            why=words,
-            cause=cause,
-            checkpoint=attempt.checkpoint,
-            gained=saved is not None and reached is not None and reached > before,
-            first_step=vitals.first_step,
-            last_step=reached,
-            began=begun.time if begun is not None else None,
-            stepped=vitals.stepped,
-            step_seconds=vitals.step_seconds,
-            nodes=begun.nodes if begun is not None else "",
-            state=f"{described.state} {described.exit_code}".strip() if described else "",
-        )
-        return self._hands.create(number, "end", ended)
-
-    def _may_run(self, job_id: str, described: Described | None) -> bool:
-        """Return whether a job that squeue does not list may run all the same.
-
-        The accounting may say for ever that a job runs whose end it has missed. Such a job is gone
-        when the controller has not known it for a while.
-        """
-        if described is not None and described.end is not End.UNKNOWN:
-            return False
-        if described is not None and not described.forgotten:
-            return True  # squeue did not list it, and Slurm has not ended it
-        now = self._hands.clock.passed()
-        since = self._forgotten.setdefault(job_id, now)
-        said = f", and its accounting says {described.state}" if described is not None else ""
-        self._hands.say(f"Slurm does not know job {job_id} any more{said}")
-        if now - since < FORGOTTEN_SECONDS:
-            return True
-        self._hands.check_epoch()
-        self._hands.scripts.cancel(job_id)
+def end(hands: Hands, attempt: Attempt, job: JobOf, shown: TaskStatus | None) -> bool:
+    """Note what became of the job of an attempt. Return whether more is due at once."""
+    number = attempt.number
+    described = hands.scripts.describe(job.job_id)
+    if shown is None and _may_run(hands, job.job_id, described):
         return False
+    end = described.end if described is not None else End.UNKNOWN
+    end = shown.end if shown is not None and end is End.UNKNOWN else end
+    begun, cancelled = hands.dir.read(number, Begun), hands.dir.read(number, Cancelled)
+    if begun is None and described is not None and described.nodes:  # it ended between looks
+        now = hands.clock.now()
+        begun = Begun(time=now, nodes=described.nodes, partition=described.partition)
+        hands.create(number, begun)
+    vitals = hands.watch.look(number, hands.clock.now())
+    unseen = cancelled is None and end is End.COMPLETED and vitals.last_step is not None
+    if unseen and living.goes_back(hands, number, vitals.last_step or 0):
+        cancelled = hands.dir.read(number, Cancelled)  # it went wrong since the last look
+    problem = wrong(vitals, hands.policy)
+    if cancelled is None and problem is not None and problem.what is What.NOT_FINITE:
+        # It ended by itself, perhaps at its last step, and what it saved is of no use.
+        now = hands.clock.now()
+        cancelled = Cancelled(what=problem.what, time=now, why=problem.why, onset=vitals.onset)
+        hands.create(number, cancelled)
+    # The file server's clock tells what was saved since, whatever other clocks say.
+    saved = hands.checkpoints.newest_step(_files.modified(hands.dir.of_attempt(number, "job")))
+    reached = max((s for s in (vitals.last_step, saved) if s is not None), default=None)
+    before = _furthest(hands)
+    told = described.told if described is not None else None
+    lacks = _lacks(hands, attempt, vitals, reached, told)
+    what = why.what_of(end, cancelled, finished=not lacks, told=told)
+    if what in (What.HUNG, What.LOST) and _is_saved(hands, saved):
+        what = What.FINISHED  # all is saved: its processes did not end, or nobody saw how
+    cause = cancelled.cause if cancelled is not None else None
+    if what in (What.FAILED, What.OUT_OF_MEMORY, What.NODE_FAILED, What.LOST):
+        cause = why.cause_of_attempt(hands, number, described)
+    if what is What.FAILED and (slurms := why.at_slurms_word(cause, told)) is not None:
+        what = slurms
+    words = cancelled.why if cancelled is not None and what is cancelled.what else ""
+    if what is What.ENDED_EARLY:
+        words = lacks
+    at_once = what is What.FAILED and reached is None
+    if at_once and attempt.checkpoint and not Path(attempt.checkpoint).exists():
+        # What its log says of a missing file is no error of the script.
+        cause, words = None, f"{attempt.checkpoint} was deleted before the training had read it"
+    ended = Ended(
+        number=number,
+        what=what,
+        time=hands.clock.now(),
+        why=words,
+        cause=cause,
+        checkpoint=attempt.checkpoint,
+        gained=saved is not None and reached is not None and reached > before,
+        first_step=vitals.first_step,
+        last_step=reached,
+        began=begun.time if begun is not None else None,
+        stepped=vitals.stepped,
+        step_seconds=vitals.step_seconds,
+        nodes=begun.nodes if begun is not None else "",
+        state=f"{described.state} {described.exit_code}".strip() if described else "",
+    )
+    return hands.create(number, ended)
 
-    def _furthest(self) -> int:
-        """Return the last step that an attempt has reached since the training went back last."""
-        furthest = 0
-        for each in reversed(self._hands.dir.history()):
-            if each.what is What.ROLLED_BACK:
-                break
-            furthest = max(furthest, each.last_step or 0)
-        return furthest
 
-    def _is_saved(self, saved: int | None) -> bool:
-        """Return whether the last step is saved, for sure."""
-        policy = self._hands.policy
-        if policy.done_file and Path(self._hands.guarded.folder, policy.done_file).exists():
-            return True
-        return policy.last_step is not None and saved is not None and saved >= policy.last_step
+def _may_run(hands: Hands, job_id: str, described: Described | None) -> bool:
+    """Return whether a job that squeue does not list may run all the same.
 
-    def _lacks(
-        self, attempt: Attempt, vitals: Vitals, reached: int | None, told: End | None
-    ) -> str:
-        """Return what a training that ended with exit 0 has not done; empty if it is complete.
-
-        Where the policy names no end, the total counts to which the training counts itself. It
-        need not report its last step, and may count from 0, so an end between two reports is one.
-        """
-        policy, cancelled = self._hands.policy, self._hands.dir.cancelled(attempt.number)
-        if cancelled is not None and cancelled.what in (What.NOT_FINITE, What.ROLLED_BACK):
-            return cancelled.why
-        if self._is_saved(None):
-            return ""
-        if policy.done_file and policy.last_step is None:
-            return f"it has not written {policy.done_file} (`done_file`)"
-        if reached is None:
-            return "it has come to no step"
-        if policy.last_step is not None:
-            missed = reached < policy.last_step
-            return f"step {reached} of {policy.last_step} (`last_step`)" if missed else ""
-        if not vitals.total:
-            return "Slurm wanted it to end" if told is not None else ""
-        apart = vitals.apart or (vitals.first_step or 0) - attempt.step
-        early = vitals.total - reached > max(1, apart)
-        return f"step {reached} of {vitals.total}, by its log" if early else ""
-
-    def follow(self, attempt: Attempt, ended: Ended) -> bool:
-        """Do what follows an attempt that has ended: test nodes, choose a checkpoint, decide."""
-        decision = decide(self._hands.dir.history(self._hands.guarded.first), self._hands.policy)
-        if decision.follows is Follows.DONE:
-            return self._hands.finish(complete=True, words=self._finished(ended))
-        if decision.follows is Follows.STOP or self._hands.dir.stop.exists():
-            unseen = ended.what is What.ENDED_EARLY and ended.last_step is None
-            hint = self._where_no_step_is(attempt.number) if unseen else ""
-            return self._hands.finish(complete=False, words=decision.why + hint)
-        if decision.follows is Follows.OTHER_NODES and not self._are_tested(attempt, ended):
-            return False
-        if ended.what is What.ROLLED_BACK and not self._are_evaluated(attempt.number, ended):
-            return False
-        cancelled = self._hands.dir.cancelled(attempt.number)
-        if attempt.checkpoint and ended.first_step is None and is_of_checkpoint(ended.cause):
-            why_not = "the training could not load it"
-            self._hands.checkpoints.refuse(Path(attempt.checkpoint), why_not)
-        choice = self._hands.checkpoints.choose(self._hands.dir.spoiled())
-        if choice is None:
-            return False
-        if not choice.path and (choice.refused or attempt.checkpoint):
-            words = choice.refused or "; ".join(choice.passed_over) or "there is none any more"
-            return self._hands.finish(
-                complete=False,
-                words=f"{decision.why}; no checkpoint to begin from: {words}; correct that, or "
-                "name the folder of this training alone with --checkpoints",
-            )
-        skip = attempt.skip + (cancelled.skip if cancelled is not None else ())
-        never = ended.what is What.NEVER_STARTED
-        self._tell_of(attempt, ended, decision, choice)
-        return self._beginnings.decide(
-            attempt.number + 1,
-            choice,
-            decision.why,
-            after=ended.time + decision.pause,
-            skip=skip,
-            smaller_than=attempt.nodes if never else None,
-        )
-
-    def _where_no_step_is(self, number: int) -> str:
-        """Return where steps were looked for, and what to do if there were some."""
-        logs = ", ".join(self._hands.dir.logs_of(number).own) or "its log"
-        return (
-            f". No step is in {logs}, and no save in {self._hands.guarded.checkpoints}: if it "
-            "trained, `logs` and `patterns` of the policy say where and how it reports steps"
-        )
-
-    def _finished(self, ended: Ended) -> str:
-        """Return how a training is complete, and what says that it is."""
-        policy = self._hands.policy
-        by_exit = policy.last_step is None and not policy.done_file
-        if by_exit and not self._hands.watch.vitals(ended.number).total:
-            why_ = ": it ended with exit 0, and neither its log nor the policy names its last step"
-            return f"finished at step {ended.last_step}{why_}"
-        return f"finished at step {ended.last_step}"
-
-    def _are_tested(self, attempt: Attempt, ended: Ended) -> bool:
-        """Find the bad nodes among those of an attempt. Return whether that is done."""
-        number = attempt.number
-        if self._hands.dir.tested(number) is not None:
-            return True
-        settings, now = self._hands.guarded.settings, self._hands.clock.now()
-        nodes = expand(ended.nodes) if ended.nodes else []
-        named = why.named_nodes(ended.cause, nodes)
-        begun = self._hands.dir.begun(number)
-        if not self._hands.policy.test_nodes or len(nodes) < 2 or begun is None:
-            found = NodesTested(words="the nodes were not tested")
-        else:
-            answer = self._hands.tests.result(nodes, begun.partition)
-            if answer is None:
-                return False
-            found = answer
-        for node in named:
-            reason = ended.cause.reason if ended.cause is not None else ended.what
-            avoid(
-                settings, node, f"{reason} (a guarded training)", f"{self._hands.mark(number)}", now
-            )
-        bad = tuple(dict.fromkeys([*found.bad, *named]))
-        found = found.model_copy(update={"bad": bad, "drain": drain_command(bad)})
-        if self._hands.policy.drain:
-            found = self._drained(found)
-        _files.write_record(self._hands.dir.of_attempt(number, "nodes"), found)
-        self._hands.say(f"{found.words}{f'; to drain: {found.drain}' if found.drain else ''}")
+    The accounting may say for ever that a job runs whose end it has missed. Such a job is gone
+    when the controller has not known it for a while.
+    """
+    if described is not None and described.end is not End.UNKNOWN:
+        return False
+    if described is not None and not described.forgotten:
+        return True  # squeue did not list it, and Slurm has not ended it
+    now = hands.clock.passed()
+    since = hands.unknown_since.setdefault(job_id, now)
+    said = f", and its accounting says {described.state}" if described is not None else ""
+    hands.say(f"Slurm does not know job {job_id} any more{said}")
+    if now - since < FORGOTTEN_SECONDS:
         return True
+    hands.check_epoch()
+    hands.scripts.cancel(job_id)
+    return False
 
-    def _are_evaluated(self, number: int, ended: Ended) -> bool:
-        """Compare the checkpoints before a training goes back. Return whether that is done."""
-        if self._hands.dir.evaluated(number) is not None:
-            return True
-        now, checkpoints = self._hands.clock.now(), self._hands.checkpoints
-        said = self._hands.watch.scores(now).said
-        furthest = (ended.last_step or 0) - self._hands.policy.most_steps_back
-        saves = [
-            replace(each, scores=said.get(each.step))
-            for each in checkpoints.saves(self._hands.dir.spoiled())
-            if each.step >= furthest and not checkpoints.why_unfit(each.path)
-        ]
-        try:
-            found = self._hands.evaluations.compare(number, saves, now)
-        except (CoordinateError, OSError) as error:  # the training does not depend on it
-            found = Evaluated(words=f"first signals: none: {brief(error)}")
-        if found is None:
-            return False
-        _files.write_record(self._hands.dir.of_attempt(number, "evaluated"), found)
-        if found.words:
-            self._hands.say(found.words)
+
+def _furthest(hands: Hands) -> int:
+    """Return the last step that an attempt has reached since the training went back last."""
+    furthest = 0
+    for each in reversed(hands.dir.history()):
+        if each.what is What.ROLLED_BACK:
+            break
+        furthest = max(furthest, each.last_step or 0)
+    return furthest
+
+
+def _is_saved(hands: Hands, saved: int | None) -> bool:
+    """Return whether the last step is saved, for sure."""
+    policy = hands.policy
+    if policy.done_file and Path(hands.guarded.folder, policy.done_file).exists():
         return True
+    return policy.last_step is not None and saved is not None and saved >= policy.last_step
 
-    def _drained(self, found: NodesTested) -> NodesTested:
-        """Drain the bad nodes, as far as the user may. The training does not depend on it."""
-        if not found.bad:
-            return found
-        try:
-            self._hands.scripts.drain(found.bad, DRAIN_REASON)
-        except ClusterError as error:
-            words = f"{found.words}; bad nodes could not be drained: {brief(error)}"
-            return found.model_copy(update={"words": words})
-        words = f"{found.words}; drained: {', '.join(found.bad)}"
-        return found.model_copy(update={"words": words, "drain": ""})
 
-    def _tell_of(self, attempt: Attempt, ended: Ended, decision: Decision, choice: Choice) -> None:
-        tested = self._hands.dir.tested(attempt.number)
-        cause = ended.cause.model_dump(mode="json") if ended.cause is not None else None
-        said = {
-            "words": decision.why,
-            "what": ended.what.value,
-            "cause": cause,
-            "nodes": tested.model_dump(mode="json") if tested is not None else None,
-            "done": f"it begins again from {choice.path or 'the beginning'}",
-        }
-        self._hands.notify(
-            f"{attempt.number}", self._hands.message({"attempt": attempt.number, **said})
+def _lacks(
+    hands: Hands, attempt: Attempt, vitals: Vitals, reached: int | None, told: End | None
+) -> str:
+    """Return what a training that ended with exit 0 has not done; empty if it is complete.
+
+    Where the policy names no end, the total counts to which the training counts itself. It
+    need not report its last step, and may count from 0, so an end between two reports is one.
+    """
+    policy, cancelled = hands.policy, hands.dir.read(attempt.number, Cancelled)
+    if cancelled is not None and cancelled.what in (What.NOT_FINITE, What.ROLLED_BACK):
+        return cancelled.why
+    if _is_saved(hands, None):
+        return ""
+    if policy.done_file and policy.last_step is None:
+        return f"it has not written {policy.done_file} (`done_file`)"
+    if reached is None:
+        return "it has come to no step"
+    if policy.last_step is not None:
+        missed = reached < policy.last_step
+        return f"step {reached} of {policy.last_step} (`last_step`)" if missed else ""
+    if not vitals.total:
+        return "Slurm wanted it to end" if told is not None else ""
+    apart = vitals.apart or (vitals.first_step or 0) - attempt.step
+    early = vitals.total - reached > max(1, apart)
+    return f"step {reached} of {vitals.total}, by its log" if early else ""
+
+
+def follow(hands: Hands, attempt: Attempt, ended: Ended) -> bool:
+    """Do what follows an attempt that has ended: test nodes, choose a checkpoint, decide."""
+    decision = decide(hands.dir.history(hands.guarded.first), hands.policy)
+    if decision.follows is Follows.DONE:
+        return hands.finish(complete=True, words=_finished(hands, ended))
+    if decision.follows is Follows.STOP or hands.dir.stop.exists():
+        unseen = ended.what is What.ENDED_EARLY and ended.last_step is None
+        hint = _where_no_step_is(hands, attempt.number) if unseen else ""
+        return hands.finish(complete=False, words=decision.why + hint)
+    if decision.follows is Follows.OTHER_NODES and not _are_tested(hands, attempt, ended):
+        return False
+    if ended.what is What.ROLLED_BACK and not _are_evaluated(hands, attempt.number, ended):
+        return False
+    if attempt.checkpoint and ended.first_step is None and is_of_checkpoint(ended.cause):
+        hands.checkpoints.refuse(Path(attempt.checkpoint), "the training could not load it")
+    choice = hands.checkpoints.choose(hands.dir.spoiled())
+    if choice is None:
+        return False
+    if not choice.path and (choice.refused or attempt.checkpoint):
+        words = choice.refused or "; ".join(choice.passed_over) or "there is none any more"
+        return hands.finish(
+            complete=False,
+            words=f"{decision.why}; no checkpoint to begin from: {words}; correct that, or "
+            "name the folder of this training alone with --checkpoints",
         )
+    tested = hands.dir.read(attempt.number, NodesTested)
+    hands.notify(
+        f"{attempt.number}",
+        decision.why,
+        attempt=attempt.number,
+        what=ended.what.value,
+        cause=ended.cause.model_dump(mode="json") if ended.cause is not None else None,
+        nodes=tested.model_dump(mode="json") if tested is not None else None,
+        done=f"it begins again from {choice.path or 'the beginning'}",
+    )
+    cancelled = hands.dir.read(attempt.number, Cancelled)
+    skip = attempt.skip + (cancelled.skip if cancelled is not None else ())
+    return beginnings.decide(
+        hands,
+        attempt.number + 1,
+        choice,
+        decision.why,
+        after=ended.time + decision.pause,
+        skip=skip,
+        smaller_than=attempt.nodes if ended.what is What.NEVER_STARTED else None,
+    )
+
+
+def _where_no_step_is(hands: Hands, number: int) -> str:
+    """Return where steps were looked for, and what to do if there were some."""
+    logs = ", ".join(hands.dir.logs_of(number).own) or "its log"
+    return (
+        f". No step is in {logs}, and no save in {hands.guarded.checkpoints}: if it "
+        "trained, `logs` and `patterns` of the policy say where and how it reports steps"
+    )
+
+
+def _finished(hands: Hands, ended: Ended) -> str:
+    """Return how a training is complete, and what says that it is."""
+    policy = hands.policy
+    by_exit = policy.last_step is None and not policy.done_file
+    by_exit = by_exit and not hands.watch.vitals(ended.number).total
+    said = ": it ended with exit 0, and neither its log nor the policy names its last step"
+    return f"finished at step {ended.last_step}{said * by_exit}"
+
+
+def _are_tested(hands: Hands, attempt: Attempt, ended: Ended) -> bool:
+    """Find the bad nodes among those of an attempt. Return whether that is done."""
+    number = attempt.number
+    if hands.dir.read(number, NodesTested) is not None:
+        return True
+    settings, now = hands.guarded.settings, hands.clock.now()
+    nodes = expand(ended.nodes) if ended.nodes else []
+    named = why.named_nodes(ended.cause, nodes)
+    begun = hands.dir.read(number, Begun)
+    if not hands.policy.test_nodes or len(nodes) < 2 or begun is None:
+        found = NodesTested(words="the nodes were not tested")
+    else:
+        answer = hands.tests.result(nodes, begun.partition)
+        if answer is None:
+            return False
+        found = answer
+    reason = ended.cause.reason if ended.cause is not None else ended.what
+    for node in named:
+        avoid(settings, node, f"{reason} (a guarded training)", hands.mark(number), now)
+    bad = tuple(dict.fromkeys([*found.bad, *named]))
+    found = found.model_copy(update={"bad": bad, "drain": drain_command(bad)})
+    if hands.policy.drain:
+        found = _drained(hands, found)
+    hands.create(number, found)
+    hands.say(f"{found.words}{f'; to drain: {found.drain}' if found.drain else ''}")
+    return True
+
+
+def _are_evaluated(hands: Hands, number: int, ended: Ended) -> bool:
+    """Compare the checkpoints before a training goes back. Return whether that is done."""
+    if hands.dir.read(number, Evaluated) is not None:
+        return True
+    now, checkpoints = hands.clock.now(), hands.checkpoints
+    said = hands.watch.scores(now).said
+    furthest = (ended.last_step or 0) - hands.policy.most_steps_back
+    saves = [
+        replace(each, scores=said.get(each.step))
+        for each in checkpoints.saves(hands.dir.spoiled())
+        if each.step >= furthest and not checkpoints.why_unfit(each.path)
+    ]
+    try:
+        found = hands.evaluations.compare(number, saves, now)
+    except (CoordinateError, OSError) as error:  # the training does not depend on it
+        found = Evaluated(words=f"first signals: none: {brief(error)}")
+    if found is None:
+        return False
+    hands.create(number, found)
+    if found.words:
+        hands.say(found.words)
+    return True
+
+
+def _drained(hands: Hands, found: NodesTested) -> NodesTested:
+    """Drain the bad nodes, as far as the user may. The training does not depend on it."""
+    if not found.bad:
+        return found
+    try:
+        hands.scripts.drain(found.bad, DRAIN_REASON)
+    except ClusterError as error:
+        said, drain = f"bad nodes could not be drained: {brief(error)}", found.drain
+    else:
+        said, drain = f"drained: {', '.join(found.bad)}", ""
+    return found.model_copy(update={"words": f"{found.words}; {said}", "drain": drain})

@@ -354,7 +354,7 @@ def run_guard(
         return over
     except Exception as error:
         words = f"the guard cannot go on, and nobody watches the training: {brief(error)}"
-        notifier.tell(f"guard-{hands.epoch}", hands.message({"words": words}))
+        hands.notify(f"guard-{hands.epoch}", words)
         raise
     finally:
         found.close()

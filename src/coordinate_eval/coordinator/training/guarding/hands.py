@@ -6,13 +6,17 @@ from dataclasses import dataclass, field
 from coordinate_eval import _files
 from coordinate_eval._clock import Clock
 from coordinate_eval.coordinator.run.supervision import latest_epoch, take_over
-from coordinate_eval.coordinator.training.guarding.attempts import GuardDir, Guarded, Over
+from coordinate_eval.coordinator.training.guarding.attempts import (
+    GuardDir,
+    Guarded,
+    OfAttempt,
+    Over,
+)
 from coordinate_eval.coordinator.training.guarding.first_signals import FirstSignals
 from coordinate_eval.coordinator.training.guarding.healthy import Candidates
 from coordinate_eval.coordinator.training.guarding.policy import Policy
 from coordinate_eval.coordinator.training.guarding.testing_nodes import NodeTest
 from coordinate_eval.coordinator.training.guarding.watching import Watching
-from coordinate_eval.records import Record
 from coordinate_eval.slurm.batch import BatchScripts
 
 
@@ -22,7 +26,7 @@ class Superseded(Exception):
 
 @dataclass
 class Hands:
-    """The tools of every part of a guard.
+    """The tools of every part of a guard, and what this process remembers.
 
     Args:
         dir: the guard's folder.
@@ -33,7 +37,7 @@ class Hands:
         tests: of nodes.
         evaluations: of checkpoints, before it goes back.
         environment: with which the script is submitted.
-        notify: called with a key, and a message for people that is sent once.
+        send: called with a key, and a message for people that is sent once.
         tell: called with what happens, in words for the log.
         clock: the time.
     """
@@ -46,10 +50,18 @@ class Hands:
     tests: NodeTest
     evaluations: FirstSignals
     environment: Mapping[str, str]
-    notify: Callable[[str, Mapping[str, object]], None]
+    send: Callable[[str, Mapping[str, object]], None]
     tell: Callable[[str], None]
     clock: Clock
     epoch: int = field(init=False)
+    refusals: int = field(init=False, default=0)
+    """Of the scheduler, in a row, to take the job of an attempt."""
+    submits_at: float = field(init=False, default=0.0)
+    """Time before which it is not asked again."""
+    cancelled_at: dict[str, float] = field(init=False, default_factory=dict)
+    """Job → seconds at which it was cancelled last."""
+    unknown_since: dict[str, float] = field(init=False, default_factory=dict)
+    """Job → seconds since which the controller does not know it."""
     _said: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
@@ -66,12 +78,13 @@ class Hands:
         self.check_epoch()
         _files.create(self.dir.over, over.model_dump_json() + "\n")
         self.say(f"{'complete' if complete else 'the guard stops'}: {words}")
-        self.notify("over", self.message({"words": words, "complete": complete}))
+        self.notify("over", words, complete=complete)
         return False
 
-    def message(self, said: Mapping[str, object]) -> dict[str, object]:
-        """Return a message for people."""
-        return {"guard": self.guarded.name, "script": self.guarded.script, **said}
+    def notify(self, key: str, words: str, **more: object) -> None:
+        """Send a message to people, unless there is one of this key."""
+        of = {"guard": self.guarded.name, "script": self.guarded.script}
+        self.send(key, {**of, "words": words, **more})
 
     def over(self) -> Over | None:
         """Return how the guard is over, if it is."""
@@ -81,9 +94,10 @@ class Hands:
         """Return what the comment of an attempt's jobs ends with."""
         return f"{self.guarded.mark}{number}"
 
-    def create(self, number: int, what: str, record: Record) -> bool:
+    def create(self, number: int, record: OfAttempt) -> bool:
         """Write a record of an attempt, unless there is one. Return whether it was written."""
-        return _files.create(self.dir.of_attempt(number, what), record.model_dump_json() + "\n")
+        path = self.dir.of_attempt(number, record.FILE)
+        return _files.create(path, record.model_dump_json() + "\n")
 
     def check_epoch(self) -> None:
         """Check that no later guard has taken over.

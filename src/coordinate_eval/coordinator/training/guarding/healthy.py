@@ -8,9 +8,8 @@ import contextlib
 import hashlib
 import json
 import os
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from pydantic import Field
 from coordinate_eval import _files, _owner
 from coordinate_eval._format import brief
 from coordinate_eval.checkpointing import saves
-from coordinate_eval.clusters.protocol import ENDS_WITH_PARENT
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, finding, guard, reading
 from coordinate_eval.coordinator.inputs.checkpoints.formats import unread
@@ -33,6 +31,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.saved import (
 )
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.training.advice import Save
+from coordinate_eval.coordinator.training.guarding.child import Child
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Record
 
@@ -158,13 +157,12 @@ class Candidates:
         pattern: str | None,
         kept: Path,
         python: str,
-        look_at: "Callable[[Sequence[str]], subprocess.Popen[str]] | None" = None,
+        look_at: Callable[[Sequence[str]], Child] = lambda argv: Child(argv, MOST_SECONDS),
     ) -> None:
         self._folder, self._pattern, self._kept = folder, Pattern(pattern), kept
-        self._python, self._start = python, look_at or _start
-        self._child: subprocess.Popen[str] | None = None
-        self._looked: Saved | None = None
-        self._end = self._lists_at = 0.0
+        self._python, self._start = python, look_at
+        self._looking: tuple[Child, Saved] | None = None
+        self._lists_at = 0.0
 
     def newest_step(self, since: float = 0.0) -> int | None:
         """Return the step of the newest checkpoint that was written since, finished by its name."""
@@ -255,10 +253,9 @@ class Candidates:
 
     def close(self) -> None:
         """End a look that goes on."""
-        if self._child is not None:
-            self._child.kill()
-            self._child.wait()
-            self._child = None
+        if self._looking is not None:
+            self._looking[0].close()
+            self._looking = None
 
     def _finished(self) -> Iterator[Saved]:
         with contextlib.suppress(UserError):  # the folder is not there yet
@@ -294,24 +291,20 @@ class Candidates:
 
     def _begin(self, saved: Saved) -> None:
         argv = [*jobs.program(self._python), "_examine_checkpoint", str(saved.path)]
-        self._child, self._looked = self._start(argv), saved
-        self._end = time.monotonic() + MOST_SECONDS
+        self._looking = self._start(argv), saved
 
     def _is_looking(self) -> bool:
         """Return whether a look goes on. Keep what one that has ended has found."""
-        if self._child is None or self._looked is None:
+        if self._looking is None:
             return False
-        if self._child.poll() is None:
-            if time.monotonic() < self._end:
-                return True
-            self._child.kill()
-        said, _ = self._child.communicate()
-        saved, status = self._looked, self._child.returncode
-        self._child = self._looked = None
+        child, saved = self._looking
+        if (answer := child.answer()) is None:
+            return True
+        self._looking = None
         try:
-            found = Health.model_validate_json(said)
+            found = Health.model_validate_json(answer.said)
         except ValueError:
-            note = f"it is not read: the process that looked at it ended with {status}"
+            note = f"it is not read: the process that looked at it ended with {answer.status}"
             found = Health(path=str(saved.path), note=note, time=time.time())
         update = {"state": _state(saved), "step": saved.step}
         _files.write_record(self._path(saved), found.model_copy(update=update))
@@ -330,18 +323,6 @@ def _is_spoiled(saved: Saved, spoiled: Sequence[tuple[int, float]]) -> bool:
 
 def _state(saved: Saved) -> str:
     return hashlib.sha256(saved.state.encode()).hexdigest()[:16]
-
-
-def _start(argv: Sequence[str]) -> "subprocess.Popen[str]":
-    environment: Mapping[str, str] = os.environ | ENDS_WITH_PARENT
-    return subprocess.Popen(
-        argv,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
 
 
 def claim(folder: Path, root: Path) -> str:

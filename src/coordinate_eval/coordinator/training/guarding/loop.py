@@ -12,11 +12,9 @@ from coordinate_eval._clock import growing
 from coordinate_eval._format import brief
 from coordinate_eval.clusters.protocol import State
 from coordinate_eval.coordinator.supervisor.polls import MAX_BACKOFF_SECONDS, MAX_FAULTS
-from coordinate_eval.coordinator.training.guarding.attempts import Over
-from coordinate_eval.coordinator.training.guarding.beginnings import Beginnings
-from coordinate_eval.coordinator.training.guarding.endings import Endings
+from coordinate_eval.coordinator.training.guarding import beginnings, endings, living
+from coordinate_eval.coordinator.training.guarding.attempts import Attempt, Ended, JobOf, Over
 from coordinate_eval.coordinator.training.guarding.hands import Hands, Superseded
-from coordinate_eval.coordinator.training.guarding.living import Living
 from coordinate_eval.errors import ClusterError, ClusterSilent, RecordError
 
 
@@ -29,9 +27,6 @@ class Guard:
 
     def __init__(self, hands: Hands) -> None:
         self._hands = hands
-        self._beginnings = Beginnings(hands)
-        self._living = Living(hands)
-        self._endings = Endings(hands, self._beginnings, self._living)
         self._faults = self._silences = 0
 
     def run(self, leaves: Callable[[], bool] = lambda: False) -> Over | None:
@@ -77,22 +72,23 @@ class Guard:
         return due
 
     def _do_next(self) -> bool:
-        self._hands.check_epoch()
-        if self._hands.over() is not None:
+        hands, folder = self._hands, self._hands.dir
+        hands.check_epoch()
+        if hands.over() is not None:
             return False
-        self._hands.dir.alive.touch()
-        number = self._hands.dir.latest()
-        attempt = self._hands.dir.attempt(number)
-        jobs = self._hands.scripts.jobs(self._hands.guarded.mark)
-        if attempt is None or number < self._hands.guarded.first:
-            return self._beginnings.start_first()
-        job, ended = self._hands.dir.job_of(number), self._hands.dir.ended(number)
-        self._beginnings.cancel_strays(jobs, attempt, job)
+        folder.alive.touch()
+        number = folder.latest()
+        attempt = folder.read(number, Attempt)
+        jobs = hands.scripts.jobs(hands.guarded.mark)
+        if attempt is None or number < hands.guarded.first:
+            return beginnings.start_first(hands)
+        job, ended = folder.read(number, JobOf), folder.read(number, Ended)
+        beginnings.cancel_strays(hands, jobs, attempt, job)
         if ended is not None:
-            return self._endings.follow(attempt, ended)
+            return endings.follow(hands, attempt, ended)
         if job is None:
-            return self._beginnings.submit(attempt, jobs)
+            return beginnings.submit(hands, attempt, jobs)
         shown = next((each for each in jobs if each.job_id == job.job_id), None)
         if shown is None or shown.state is State.ENDED:
-            return self._endings.end(attempt, job, shown)
-        return self._living.look_after(attempt, shown)
+            return endings.end(hands, attempt, job, shown)
+        return living.look_after(hands, attempt, shown)

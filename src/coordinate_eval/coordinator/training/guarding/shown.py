@@ -1,33 +1,25 @@
 """The state of a guarded training: what runs, its incidents, what was done, and its goodput."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from coordinate_eval import _files
 from coordinate_eval._format import quoted
 from coordinate_eval.coordinator.training.guarding.attempts import (
+    Attempt,
+    Begun,
     Ended,
     Evaluated,
     GuardDir,
     Guarded,
+    JobOf,
+    NodesTested,
     Over,
     What,
 )
 from coordinate_eval.coordinator.training.guarding.vitals import Vitals
 
 SCHEMA = "coordinate-eval/guard@1"
-
-
-class Times(NamedTuple):
-    """The seconds of an attempt, and what of them was of use."""
-
-    waited: float
-    """From its decision to the start of its job."""
-    restarted: float | None
-    """From the end of the attempt before to its first step."""
-    productive: float
-    """From its first step to its last, for steps that the next attempt did not have to repeat."""
-    lost_steps: int
 
 
 def status(guard_dir: GuardDir, guarded: Guarded, now: float) -> dict[str, Any]:
@@ -81,80 +73,56 @@ def _state(over: Over | None, attempts: Sequence[dict[str, Any]]) -> str:
 
 
 def _attempt(guard_dir: GuardDir, number: int, now: float) -> dict[str, Any]:
-    attempt, job = guard_dir.attempt(number), guard_dir.job_of(number)
-    ended, begun = guard_dir.ended(number), guard_dir.begun(number)
-    tested = guard_dir.tested(number)
-    vitals = _files.read_record_if_there(guard_dir.of_attempt(number, "vitals"), Vitals) or Vitals()
-    following = guard_dir.attempt(number + 1)
-    kept = following.step if following is not None else None
-    times = times_of(
-        decided=attempt.decided if attempt is not None else now,
-        began=begun.time if begun is not None else None,
-        vitals=vitals,
-        last=ended.last_step if ended is not None else vitals.last_step,
-        kept=kept,
-        before=guard_dir.ended(number - 1),
-    )
+    read = guard_dir.read
+    attempt = read(number, Attempt) or Attempt(number=number, decided=now)
+    job, begun, ended = read(number, JobOf), read(number, Begun), read(number, Ended)
+    before, following = read(number - 1, Ended), read(number + 1, Attempt)
+    vitals, tested = read(number, Vitals) or Vitals(), read(number, NodesTested)
+    last = ended.last_step if ended is not None else vitals.last_step
+    lost = max(0, last - following.step) if last is not None and following is not None else 0
     cause = ended.cause if ended is not None else None
+    restarted = None
+    if vitals.stepped is not None and before is not None:
+        restarted = vitals.stepped - before.time
     return {
         "number": number,
         "job": job.job_id if job is not None else None,
-        "decided": attempt.decided if attempt is not None else None,
+        "decided": attempt.decided,
         "began": begun.time if begun is not None else None,
         "ended": ended.time if ended is not None else None,
         "nodes": begun.nodes if begun is not None else "",
         "logs": list(guard_dir.logs_of(number).own),
         "excluded": list(job.exclude) if job is not None else [],
-        "checkpoint": attempt.checkpoint if attempt is not None else "",
-        "skip": attempt.skipped if attempt is not None else "",
+        "checkpoint": attempt.checkpoint,
+        "skip": attempt.skipped,
         "what": ended.what.value if ended is not None else "",
         "why": ended.why if ended is not None else "",
         "cause": cause.model_dump(mode="json") if cause is not None else None,
         "incident": ended is not None and ended.what is not What.FINISHED,
         "tested": tested.model_dump(mode="json") if tested is not None else None,
-        "evaluated": (guard_dir.evaluated(number) or Evaluated()).words,
+        "evaluated": (read(number, Evaluated) or Evaluated()).words,
         "done": following.why if following is not None else "",
         "first_step": vitals.first_step,
-        "step": ended.last_step if ended is not None else vitals.last_step,
+        "step": last,
         "loss": vitals.loss,
         "step_seconds": vitals.step_seconds or None,
-        "wait_seconds": times.waited,
-        "restart_seconds": times.restarted,
-        "productive_seconds": times.productive,
-        "lost_steps": times.lost_steps,
+        "wait_seconds": max(0.0, begun.time - attempt.decided) if begun is not None else 0.0,
+        "restart_seconds": restarted,
+        "productive_seconds": _productive(vitals, last, lost),
+        "lost_steps": lost,
     }
 
 
-def times_of(
-    *,
-    decided: float,
-    began: float | None,
-    vitals: Vitals,
-    last: int | None,
-    kept: int | None,
-    before: Ended | None,
-) -> Times:
-    """Return the times of an attempt.
+def _productive(vitals: Vitals, last: int | None, lost: int) -> float:
+    """Return the seconds from the first step to the last, less those of steps that are lost.
 
     Args:
-        decided: when it was decided.
-        began: when its job began to run.
-        vitals: what was seen of it.
+        vitals: what was seen of the attempt.
         last: the last step that it has reached.
-        kept: the step from which the next attempt goes on; None if there is none.
-        before: the attempt before it.
+        lost: steps that the next attempt has to repeat.
     """
-    stepped, seen, first = vitals.stepped, vitals.seen, vitals.first_step
-    trained = seen - stepped if stepped is not None and seen is not None else 0.0
-    lost = max(0, last - kept) if last is not None and kept is not None else 0
-    share = 1.0
-    if last is not None and first is not None and last > first:
-        share = max(0.0, 1.0 - lost / (last - first))
-    elif lost:
-        share = 0.0
-    return Times(
-        waited=max(0.0, began - decided) if began is not None else 0.0,
-        restarted=stepped - before.time if stepped is not None and before is not None else None,
-        productive=trained * share,
-        lost_steps=lost,
-    )
+    if vitals.stepped is None or vitals.seen is None:
+        return 0.0
+    steps = last - vitals.first_step if last is not None and vitals.first_step is not None else 0
+    share = max(0.0, 1.0 - lost / steps) if steps > 0 else float(not lost)
+    return (vitals.seen - vitals.stepped) * share

@@ -1,18 +1,13 @@
 """Who is to blame: the nodes of a job, tested in pairs by a child process."""
 
 import json
-import os
-import subprocess
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from coordinate_eval._files import MOST_BYTES
-from coordinate_eval.clusters.protocol import ENDS_WITH_PARENT
 from coordinate_eval.coordinator.run import jobs
 from coordinate_eval.coordinator.training.guarding.attempts import NodesTested
+from coordinate_eval.coordinator.training.guarding.child import Child
 
 MOST_SECONDS = 1800.0
 """Time of a test. Nodes that others have taken meanwhile are not tested."""
@@ -27,51 +22,24 @@ class NodeTest:
     """
 
     def __init__(self, root: Path, python: str) -> None:
-        self._root, self._python = root, python
-        self._child: subprocess.Popen[bytes] | None = None
-        # Files, because nobody reads while the child writes, and a pipe holds some 300 nodes.
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
-        self._end = 0.0
+        self._argv = (*jobs.program(python), "_test_nodes", str(root))
+        self._child: Child | None = None
 
     def result(self, nodes: Sequence[str], partition: str) -> NodesTested | None:
         """Return what a test of these nodes says; None while it goes on. Begin one if needed."""
         if self._child is None:
-            argv = [*jobs.program(self._python), "_test_nodes", str(self._root)]
-            self._child = subprocess.Popen(
-                [*argv, ",".join(nodes), "--partition", partition],
-                env=os.environ | ENDS_WITH_PARENT,
-                stdin=subprocess.DEVNULL,
-                stdout=self._said,
-                stderr=self._words,
-            )
-            self._end = time.monotonic() + MOST_SECONDS
+            argv = [*self._argv, ",".join(nodes), "--partition", partition]
+            self._child = Child(argv, MOST_SECONDS)
             return None
-        if self._child.poll() is None and time.monotonic() < self._end:
+        if (answer := self._child.answer()) is None:
             return None
-        if self._child.poll() is None:
-            self._child.terminate()  # it leaves no job behind
-        self._child.wait()
         self._child = None
-        return read(_taken(self._said), _taken(self._words))
+        return read(answer.said, answer.errors)
 
     def close(self) -> None:
         """End a test that goes on. It cancels its jobs."""
         if self._child is not None:
-            self._child.terminate()
-            self._child.wait()
-            self._child = None
-        self._said.close()
-        self._words.close()
-
-
-def _taken(file: IO[bytes]) -> str:
-    """Return what is in a file, and empty it."""
-    file.seek(0)
-    text = file.read(MOST_BYTES).decode(errors="replace")
-    file.seek(0)
-    file.truncate()
-    return text
+            self._child.close()
 
 
 def read(said: str, words: str) -> NodesTested:

@@ -6,17 +6,16 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from pydantic import Field
 
 from coordinate_eval import _files
 from coordinate_eval._format import duration
 from coordinate_eval.coordinator.supervisor.polls import MOST_BETWEEN_SECONDS
-from coordinate_eval.coordinator.training.guarding.attempts import What
+from coordinate_eval.coordinator.training.guarding.attempts import OfAttempt, What
 from coordinate_eval.coordinator.training.guarding.policy import Policy
 from coordinate_eval.coordinator.training.points import Point
-from coordinate_eval.records import Record
 
 STEPLESS = 10.0
 """A training that writes lines and no step hangs after so many times the silence of a mute one."""
@@ -34,8 +33,10 @@ _MOST_FILES = 4096
 """Logs that are looked at."""
 
 
-class Vitals(Record):
+class Vitals(OfAttempt):
     """`attempts/N.vitals.json`: what was seen of an attempt so far."""
+
+    FILE: ClassVar[str] = "vitals"
 
     first_step: int | None = None
     last_step: int | None = None

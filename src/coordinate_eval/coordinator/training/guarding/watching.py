@@ -54,8 +54,7 @@ class Watching:
 
     def vitals(self, number: int) -> Vitals:
         """Return what is known of an attempt."""
-        path = self._dir.of_attempt(number, "vitals")
-        found = _files.read_record_if_there(path, Vitals)
+        found = self._dir.read(number, Vitals)
         if found is None and number > 1:
             # The pace of a step is that of the attempt before, until it is known.
             return Vitals(usual=self.vitals(number - 1).step_seconds)
@@ -80,7 +79,7 @@ class Watching:
             detector = self._detector()
             detector.take(found.points)
             _files.write_record(self._dir.spikes, detector.state())
-        _files.write_record(self._dir.of_attempt(number, "vitals"), vitals)
+        _files.write_record(self._dir.of_attempt(number, vitals.FILE), vitals)
         if found.position != position:
             _files.write_record(path, found.position)
         return vitals
