@@ -1,12 +1,13 @@
 """What the doctor's checks find, of places that are well and places that are not."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.plans import changed
 from tests.reviewer import FakeCluster, OnCluster
 from tests.slurm_nodes import task_of
 
@@ -150,6 +151,68 @@ def test_compilers_that_are_missing_are_named_with_their_packages(
     assert state(examine.compilers()) == "ok"
 
 
+class Jobs(FakeCluster):
+    """A scheduler whose jobs answer, die or wait, by their names."""
+
+    def __init__(self, fates: Mapping[str, str]) -> None:
+        super().__init__()
+        self.fates, self.cancelled = fates, list[str]()
+        self.late = list[tuple[Path, str]]()
+
+    def submit(self, job: Job) -> str:
+        folder, name, role = job.argv[-3:]
+        fate = self.fates[name]
+        if fate == "refused":
+            raise ClusterError("no such account")
+        if fate == "answers":
+            found = Answer(where=name, host="n7", findings=(ok("program", role),))
+            _files.write_record(Path(folder, f"{name}.answer.json"), found)
+        elif fate == "dies":
+            Path(f"{job.log}.5.log").write_text("python: not found\n")
+        elif fate == "finds no runtime":
+            text = "env: 'apptainer': No such file or directory\n"
+            Path(f"{job.log}.5.log").write_text(text)
+        elif fate == "dies on Ray":
+            Path(f"{job.log}.log").write_text("its worker's last words\n")
+        elif fate == "answers late":
+            self.late.append((Path(folder, f"{name}.answer.json"), name))
+        return super().submit(job)
+
+    def poll(self, prefix: str) -> list[TaskStatus]:
+        for path, name in self.late:  # just before the job ends
+            _files.write_record(path, Answer(where=name, host="n8", findings=()))
+        waits = [job for job in self.submitted if self.fates[job.argv[-2]] == "waits"]
+        return [
+            TaskStatus(name=job.name, job_id="1", state=State.PENDING, reason="Resources")
+            for job in waits
+            if job.name.startswith(prefix)
+        ]
+
+    def cancel(self, job_ids: list[str]) -> None:
+        self.cancelled += job_ids
+
+
+Asked = Callable[..., list[Answer]]
+
+
+@pytest.fixture
+def asked(tmp_path: Path, on_cluster: OnCluster, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """Ask jobs of a scheduler with these settings, and return the answers."""
+    monkeypatch.setattr(in_jobs, "HIDDEN_SECONDS", 0.0)
+
+    def ask(cluster: Jobs, **settings: Any) -> list[Answer]:
+        on_cluster(cluster)
+        given = Settings.model_validate({"runs_dir": str(tmp_path / "runs"), **settings})
+        found = list(in_jobs.ask(given, cluster.name, lambda _: None))
+        assert list((tmp_path / "runs").iterdir()) == []
+        return found
+
+    return ask
+
+
+IMPATIENT = {"supervisor": {"patience_seconds": 1e-9}}
+
+
 def node(**changes: object) -> Node:
     """A node with free GPUs."""
     values = {"gpu_type": "h200", "gpu_memory_gib": 141, "gpus": 8, "free_gpus": 3, "cpus": 8}
@@ -228,88 +291,36 @@ def test_jobs_run_in_the_images_that_runs_use(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_a_container_is_said_here_or_by_its_job(
-    tmp_path: Path, on_cluster: OnCluster, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, asked: Asked
 ) -> None:
     image = {"container": {"runtime": "apptainer", "image": str(tmp_path / "x.sif")}}
-    settings = Settings.model_validate(image | {"runs_dir": str(tmp_path / "runs")})
+    settings = Settings.model_validate(image)
     (here,) = examine.container_here(settings, "slurm")
     assert state(here) == "failure"
     assert "x.sif is not there" in here.found
     (tmp_path / "x.sif").touch()
     (here,) = examine.container_here(settings, "slurm")
     assert state(here) == "ok"
-    cluster = Jobs({"gpu-job-0": "finds no runtime", "cpu-job-0": "answers"})
-    on_cluster(cluster)
-    monkeypatch.setattr(in_jobs, "HIDDEN_SECONDS", 0.0)
-    found = {each.host: each for each in in_jobs.ask(settings, "slurm", lambda _: None)}
-    (died,) = found[""].findings
+    jobs = Jobs({"gpu-job-0": "finds no runtime", "cpu-job-0": "answers"})
+    (died,) = next(each.findings for each in asked(jobs, **image) if not each.host)
     assert "env: 'apptainer': No such file" in died.found
     assert "load its module in [slurm] setup" in died.do
 
 
-class Jobs(FakeCluster):
-    """A scheduler whose jobs answer, die or wait, by their names."""
-
-    def __init__(self, fates: Mapping[str, str]) -> None:
-        super().__init__()
-        self.fates, self.cancelled = fates, list[str]()
-        self.late = list[tuple[Path, str]]()
-
-    def submit(self, job: Job) -> str:
-        folder, name, role = job.argv[-3:]
-        fate = self.fates[name]
-        if fate == "refused":
-            raise ClusterError("no such account")
-        if fate == "answers":
-            found = Answer(where=name, host="n7", findings=(ok("program", role),))
-            _files.write_record(Path(folder, f"{name}.answer.json"), found)
-        elif fate == "dies":
-            Path(f"{job.log}.5.log").write_text("python: not found\n")
-        elif fate == "finds no runtime":
-            text = "env: 'apptainer': No such file or directory\n"
-            Path(f"{job.log}.5.log").write_text(text)
-        elif fate == "dies on Ray":
-            Path(f"{job.log}.log").write_text("its worker's last words\n")
-        elif fate == "answers late":
-            self.late.append((Path(folder, f"{name}.answer.json"), name))
-        return super().submit(job)
-
-    def poll(self, prefix: str) -> list[TaskStatus]:
-        for path, name in self.late:  # just before the job ends
-            _files.write_record(path, Answer(where=name, host="n8", findings=()))
-        waits = [job for job in self.submitted if self.fates[job.argv[-2]] == "waits"]
-        return [
-            TaskStatus(name=job.name, job_id="1", state=State.PENDING, reason="Resources")
-            for job in waits
-            if job.name.startswith(prefix)
-        ]
-
-    def cancel(self, job_ids: list[str]) -> None:
-        self.cancelled += job_ids
-
-
-def test_answers_of_jobs_are_collected(
-    tmp_path: Path, on_cluster: OnCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = Jobs({
+def test_answers_of_jobs_are_collected(asked: Asked) -> None:
+    fates = {
         "gpu-job-0": "answers", "gpu-job-1": "dies", "gpu-job-2": "waits", "cpu-job-0": "refused",
-    })  # fmt: skip
-    on_cluster(cluster)
-    monkeypatch.setattr(in_jobs, "HIDDEN_SECONDS", 0.0)
-    settings = Settings.model_validate({
-        "runs_dir": str(tmp_path), "slurm": {"partition": "a,b,c", "cpu_partition": "d"},
-        "supervisor": {"patience_seconds": 1e-9},
-    })  # fmt: skip
-    found = {each.where: each for each in in_jobs.ask(settings, "slurm", lambda _: None)}
-    states = {name.split()[-1]: each.findings[-1].state.value for name, each in found.items()}
+    }  # fmt: skip
+    cluster, slurm = Jobs(fates), {"partition": "a,b,c", "cpu_partition": "d"}
+    found = asked(cluster, slurm=slurm, **IMPATIENT)
+    last = {each.where.split()[-1]: each.findings[-1] for each in found}
+    states = {name: each.state.value for name, each in last.items()}
     assert states == {"a": "ok", "b": "failure", "c": "warning", "d": "failure"}
-    said = {name.split()[-1]: each.findings[-1].found for name, each in found.items()}
-    assert "python: not found" in said["b"]
-    assert "Resources" in said["c"]
-    assert "no such account" in said["d"]
-    assert fails(found.values())
+    assert "python: not found" in last["b"].found
+    assert "Resources" in last["c"].found
+    assert "no such account" in last["d"].found
+    assert fails(found)
     assert len(cluster.cancelled) == 2  # those that ended, or wait, without an answer
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -322,46 +333,30 @@ def test_answers_of_jobs_are_collected(
     ],
 )
 def test_what_ends_by_itself_is_no_failure_of_a_job_that_waits(
-    tmp_path: Path, on_cluster: OnCluster, monkeypatch: pytest.MonkeyPatch, reason: str, state: str
+    asked: Asked, reason: str, state: str
 ) -> None:
-    waits = task_of("1", "PENDING", reason, "", "ce-a")
-    cluster = Jobs({"gpu-job-0": "waits", "cpu-job-0": "answers"})
-    poll = cluster.poll
-    monkeypatch.setattr(
-        cluster,
-        "poll",
-        lambda prefix: [waits.model_copy(update={"name": each.name}) for each in poll(prefix)],
-    )
-    on_cluster(cluster)
-    settings = Settings.model_validate(
-        {"runs_dir": str(tmp_path), "supervisor": {"patience_seconds": 1e-9}}
-    )
-    found = in_jobs.ask(settings, "slurm", lambda _: None)
+    class Waiting(Jobs):
+        def poll(self, prefix: str) -> list[TaskStatus]:
+            shown = task_of("1", "PENDING", reason, "", "ce-a")
+            return [changed(shown, name=each.name) for each in super().poll(prefix)]
+
+    found = asked(Waiting({"gpu-job-0": "waits", "cpu-job-0": "answers"}), **IMPATIENT)
     [said] = next(each.findings for each in found if not each.host)
     assert said.state.value == state
     assert reason in said.found
 
 
-def test_a_job_on_a_ray_cluster_that_dies_has_last_words(
-    tmp_path: Path, on_cluster: OnCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_on_a_ray_cluster_that_dies_has_last_words(asked: Asked) -> None:
     cluster = Jobs({"gpu-job": "dies on Ray", "cpu-job": "answers"})
     cluster.name = "ray"
-    on_cluster(cluster)
-    monkeypatch.setattr(in_jobs, "HIDDEN_SECONDS", 0.0)
-    found = {each.where: each for each in in_jobs.ask(Settings(runs_dir=str(tmp_path)), "ray")}
+    found = {each.where: each for each in asked(cluster)}
     assert found.keys() == {"in a job with a GPU", "in a job without a GPU"}
     (died,) = found["in a job with a GPU"].findings
     assert died.found == "it ended without an answer: its worker's last words"
 
 
-def test_an_answer_between_two_looks_counts(
-    tmp_path: Path, on_cluster: OnCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = Jobs({"gpu-job-0": "answers late", "cpu-job-0": "answers"})
-    on_cluster(cluster)
-    monkeypatch.setattr(in_jobs, "HIDDEN_SECONDS", 0.0)
-    found = in_jobs.ask(Settings(runs_dir=str(tmp_path)), "slurm", lambda _: None)
+def test_an_answer_between_two_looks_counts(asked: Asked) -> None:
+    found = asked(Jobs({"gpu-job-0": "answers late", "cpu-job-0": "answers"}))
     assert {each.host for each in found} == {"n7", "n8"}
 
 
