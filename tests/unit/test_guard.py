@@ -49,13 +49,13 @@ def test_infinite_numbers_of_a_config_are_read_as_transformers_writes_them() -> 
 
 def test_what_a_config_was_found_to_have_is_kept(tmp_path: Path) -> None:
     config = {**trainers.CONFIGS["llama"], "model_type": "llama"}
-    found = guard.kept_architecture(config, tmp_path)
-    assert found == architecture("llama") == guard.kept_architecture(config, tmp_path)
-    assert guard.kept_architecture({**config, "model_type": "of-nobody"}, tmp_path) is None
+    found = guard.architecture(config, tmp_path)
+    assert found == architecture("llama") == guard.architecture(config, tmp_path)
+    assert guard.architecture({**config, "model_type": "of-nobody"}, tmp_path) is None
 
     known, _ = tmp_path.glob("architectures-*/*")
     known.write_text("{")
-    assert guard.kept_architecture(config, tmp_path) == found
+    assert guard.architecture(config, tmp_path) == found
 
 
 def test_what_cannot_be_found_out_is_not_kept(
@@ -63,11 +63,11 @@ def test_what_cannot_be_found_out_is_not_kept(
 ) -> None:
     config = {**trainers.CONFIGS["llama"], "model_type": "llama"}
     wrong = {**config, "hidden_size": "many"}
-    assert guard.architecture(wrong) is guard.kept_architecture(wrong, tmp_path) is None
+    assert guard.architecture(wrong, tmp_path) is None
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "torch", None)
-        assert guard.kept_architecture(config, tmp_path) is None
-    assert guard.kept_architecture(config, tmp_path) is not None
+        assert guard.architecture(config, tmp_path) is None
+    assert guard.architecture(config, tmp_path) is not None
 
 
 def test_a_missing_an_unknown_and_a_larger_tensor_are_told() -> None:

@@ -80,27 +80,6 @@ def test_what_may_do_without_one_is_left_to_the_harness(tasks: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "there"),
-    [
-        ("chat_template.jinja", "{{ messages[0].content }}", True),
-        ("chat_template.jinja", "x", False),
-        ("chat_template.json", '{"chat_template": "{{ messages[0].content }}"}', True),
-        ("tekken.json", "{}", True),
-        ("tokenizer_config.json", '{"chat_template": "{{ messages[0].content }}"}', True),
-        ("tokenizer_config.json", '{"chat_template": null}', False),
-        ("tokenizer_config.json", "{}", False),
-    ],
-)
-def test_where_a_checkpoint_has_its_chat_template(
-    tasks: Path, name: str, text: str, there: bool
-) -> None:
-    file = tasks / name
-    file.write_text(text)
-    found = without_chat_template(asked(tasks, "plain"), [str(file)])
-    assert found.keys() == (set() if there else {"d0"})
-
-
-@pytest.mark.parametrize(
     ("kwargs", "split", "items"),
     [
         ("{data_files: {test: a.jsonl, train: b.jsonl}}", "test_split: test", 3),

@@ -263,11 +263,6 @@ def test_copies_that_are_more_like_it_count_more(unlike: dict[str, object]) -> N
     assert staged(*others, *[copied(30.0)] * 4) == pytest.approx(30, rel=0.6)
 
 
-def test_a_tiny_checkpoint_says_little_of_a_large_one() -> None:
-    # It took its second to begin, at two million bytes a second.
-    assert staged(copied(1.0, bytes=2_000_000)) < 2 * staged()
-
-
 def test_what_is_left_out_is_predicted_from_the_rest() -> None:
     observed = [one for n in range(3) for one in run_of(on(), run=str(n))]
     found = predict.errors_left_out(observed, NOW, 10)

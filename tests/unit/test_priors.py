@@ -1,8 +1,5 @@
 """Predictions: within reach of what a GPU can do, and sane in every direction."""
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from coordinate_eval.priors import catalogue, gpus
 from coordinate_eval.priors import roofline as model
 from coordinate_eval.priors.observations import Subject
@@ -63,28 +60,15 @@ def test_the_floor_is_one_items_latency() -> None:
     assert model.floor_seconds(many, SEVEN_B, h200) < 2.5 * alone
 
 
-@given(st.sampled_from(["items", "prompt_tokens", "output_tokens"]))
-def test_more_to_do_takes_longer(what: str) -> None:
-    gpu = gpus.lookup("a100")
-    twice = work(**{what: 2 * getattr(work(), what)})
-    assert model.gpu_seconds(twice, SEVEN_B, gpu) >= model.gpu_seconds(work(), SEVEN_B, gpu)
-
-
 def test_gpus_are_known_by_the_names_that_clusters_use() -> None:
     assert gpus.lookup("h200") == gpus.lookup("NVIDIA-H200")
     assert gpus.lookup("a100-sxm4-40gb") == gpus.lookup("a100")
     assert gpus.lookup("gb200") != gpus.lookup("b200")
     assert gpus.lookup("NVIDIA-L40S-48GB") == gpus.lookup("l40s")
-    assert gpus.name("NVIDIA-A100-SXM4-80GB") == "a100"
-    assert gpus.name("nvidia_a100_1g.10gb") == "a100/1g.10gb"
-    assert gpus.name("3g.40gb") == "/3g.40gb"
     slice_, whole = gpus.lookup("a100_1g.10gb"), gpus.lookup("a100")
     assert slice_ == whole._replace(
         flops=whole.flops / 7, bandwidth=whole.bandwidth / 8, memory=10e9
     )
-    assert gpus.is_slice("nvidia_h100_1g.10gb")
-    assert not gpus.is_slice("h100_80gb")
-    assert gpus.lookup("h100pcie") == gpus.lookup("h100")
     for other in ("l40", "rtx_a4000", "t400"):
         assert not gpus.known(other)
     assert gpus.lookup("tesla_t4").bandwidth < gpus.lookup("something new").bandwidth

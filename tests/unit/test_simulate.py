@@ -3,9 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from tests.plan_examples import CAPACITIES, COSTS, plan_of
-from tests.random_examples import examples
 
 from coordinate_eval.coordinator.display.summary import (
     JobConditions,
@@ -13,7 +10,6 @@ from coordinate_eval.coordinator.display.summary import (
     one_job_each,
 )
 from coordinate_eval.coordinator.planning.plan import (
-    Capacity,
     Cost,
     Estimate,
     MetricJob,
@@ -98,19 +94,6 @@ def test_what_can_never_run_is_said() -> None:
         job = MetricJob(dataset=name, start=start, stop=stop, cpus=1, seconds=1)
         with pytest.raises(ValueError, match="no shard has"):
             simulated(by_hand([job]), 3)
-
-
-@given(COSTS, CAPACITIES)
-@examples(150)
-def test_the_estimate_of_a_plan_is_that_of_its_timeline(
-    costs: list[Cost], capacity: Capacity
-) -> None:
-    made = plan_of(costs, capacity)
-    drawn = simulated(made, capacity.metric_cpus)
-    assert drawn.end == pytest.approx(made.estimate.makespan_seconds)
-    held = sum((bar.end - bar.trial.start_seconds) * bar.trial.gpus for bar in drawn.trials)
-    assert held / 3600 == pytest.approx(made.estimate.gpu_hours)
-    assert max(step.cores for step in drawn.cores()) <= capacity.metric_cpus
 
 
 def test_one_job_each_by_hand() -> None:

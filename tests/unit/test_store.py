@@ -80,28 +80,6 @@ def test_torn_and_foreign_lines_are_skipped(tmp_path: Path) -> None:
     assert sorted(s.run for s in store.read()) == ["a", "b"]
 
 
-def test_a_file_of_a_run_that_measured_less_is_read_and_can_be_added_to(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.put([seen("a"), started("a")])
-    before = store.read()
-    assert sorted(s.kind for s in before) == ["dataset", "trial"]
-    assert store.put([*before, staged("a")]) == 1
-    assert len(store.read()) == 3
-
-
-def test_copies_that_cannot_be_are_skipped(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.put([staged("a")])
-    bad = [
-        dump(staged("a")).replace('"seconds":2.0', '"seconds":0'),
-        dump(staged("a")).replace('"seconds":2.0', '"seconds":NaN'),
-        dump(staged("a")).replace('"at_once":1.5', '"at_once":0'),
-        dump(staged("a")).replace('"bytes":14,"seconds"', '"bytes":0,"seconds"'),
-    ]
-    (tmp_path / "b.jsonl").write_text("".join(bad))
-    assert list(map(dump, store.read())) == [dump(staged("a"))]
-
-
 def test_only_the_newest_runs_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NEWEST_RUNS", 2)
     store = Store(tmp_path)

@@ -25,7 +25,6 @@ BOMB = (
 )
 """4²² values in a few hundred bytes."""
 JUDGED = ["mt_bench", "arena_hard", "vicuna_bench"]
-JUDGE = JudgeSettings(base_url="http://judge/v1", model="judge")
 
 
 def parse(text: str, folder: Path = Path()) -> Suite:
@@ -47,6 +46,8 @@ def test_the_digest_is_of_the_meaning() -> None:
     same = parse("defaults: {num_fewshot: 1}\ndatasets: [{task: t, name: a}]  # same\n")
     other = parse("datasets:\n- {name: a, task: t, num_fewshot: 2}\n")
     assert one.digest == same.digest != other.digest
+    # A group is for people.
+    assert one.digest == parse("datasets: [{name: a, task: t, num_fewshot: 1, group: x}]").digest
 
 
 def test_keys_are_merged_as_yaml_has_it() -> None:
@@ -391,32 +392,9 @@ def test_narrowing_twice_is_narrowing_once(
 
 
 def test_what_cannot_be_run_is_named() -> None:
-    base = suite.load("base")
-    kept, left_out = suite.runnable(base, JudgeSettings())
-    assert list(left_out) == JUDGED
-    assert "base_url" in left_out["mt_bench"]
-    assert "baseline" in left_out["arena_hard"]
-    assert "baseline" not in left_out["mt_bench"]
-    assert len(kept.datasets) == 60
-    assert kept.digest == base.digest
+    text = "datasets: [{name: a, items: 5, prior: {gpu_seconds: 1}}, {name: b, task: t}]"
+    kept, left_out = suite.runnable(parse(text))
+    assert ([d.name for d in kept.datasets], left_out) == (["b"], {"a": "no task"})
+    assert kept.digest == parse(text).digest
     with pytest.raises(UserError, match="dataset mt_bench: it needs a judge"):
-        suite.runnable(suite.narrow(base, only=["mt_bench"]), JudgeSettings())
-    with pytest.raises(UserError, match="dataset a: no task"):
-        suite.runnable(
-            parse("datasets:\n- {name: a, items: 5, prior: {gpu_seconds: 1}}\n"), JudgeSettings()
-        )
-
-
-def test_with_a_judge_and_a_baseline_nothing_is_left_out() -> None:
-    _, left_out = suite.runnable(BASE, JUDGE)
-    assert list(left_out) == ["arena_hard"]
-    assert "[judge] baseline" in left_out["arena_hard"]
-    for judge in (JUDGE, JudgeSettings(checkpoint="/judge")):
-        compared = judge.model_copy(update={"baseline": "/answers.jsonl"})
-        assert suite.runnable(BASE, compared) == (BASE, {})
-    assert suite.runnable(BASE) == (BASE, {})  # prompts can be built
-
-
-def test_the_group_of_a_dataset_is_for_people() -> None:
-    one = parse("datasets:\n- {name: a, task: t, group: x}\n")
-    assert one.digest == parse("datasets:\n- {name: a, task: t}\n").digest
+        suite.runnable(suite.narrow(BASE, only=["mt_bench"]), JudgeSettings())

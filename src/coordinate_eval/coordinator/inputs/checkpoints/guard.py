@@ -71,24 +71,27 @@ class _Known(Record):
     architecture: Architecture | None
 
 
-def kept_architecture(given: Mapping[str, Any], cache: Path) -> Architecture | None:
-    """Return `architecture` of a config, from the user's cache if it is known there.
+def architecture(given: Mapping[str, Any], cache: Path | None = None) -> Architecture | None:
+    """Return what a config's model has; None if transformers has no class for it, or is not there.
 
-    What could not be found out, as where torch is not installed, is tried again the next time.
+    No code is run but that of transformers. What was found out is kept in the user's `cache`; what
+    could not be, as where torch is not installed, is tried again the next time.
     """
     text = json.dumps([_version(), given], sort_keys=True)
     name = f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-    kept = cache / f"architectures-{os.geteuid()}"
+    kept = None
     with contextlib.suppress(CoordinateError, OSError):
-        folder = _files.own_folder(kept)
-        if known := _files.read_record_if_there(folder / name, _Known):
+        if cache is not None:
+            kept = _files.own_folder(cache / f"architectures-{os.geteuid()}") / name
+        if kept is not None and (known := _files.read_record_if_there(kept, _Known)):
             return known.architecture
     try:
         found = _architecture(given)
     except Exception:
         return None
-    with contextlib.suppress(CoordinateError, OSError):
-        _files.write_record(_files.own_folder(kept) / name, _Known(architecture=found))
+    with contextlib.suppress(OSError):
+        if kept is not None:
+            _files.write_record(kept, _Known(architecture=found))
     return found
 
 
@@ -96,16 +99,6 @@ def _version() -> str:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version("transformers")
     return ""
-
-
-def architecture(given: Mapping[str, Any]) -> Architecture | None:
-    """Return what a config's model has; None if transformers has no class for it, or is not there.
-
-    No code is run but that of transformers.
-    """
-    with contextlib.suppress(Exception):
-        return _architecture(given)
-    return None
 
 
 def _architecture(given: Mapping[str, Any]) -> Architecture | None:
@@ -279,9 +272,7 @@ def judge(checkpoint: Checkpoint, source: Source, cache: Path | None = None) -> 
     # in a file of its own.
     others = checkpoints.MODELOPT in (Path(file).name for file in checkpoint.files)
     others = others or text_config(whole, config).given is not whole
-    wanted = None
-    if not others:
-        wanted = kept_architecture(whole, cache) if cache else architecture(whole)
+    wanted = None if others else architecture(whole, cache)
     if wanted is None:
         return Verdict(None, "")
     mapped = _is_mapped(checkpoint)
