@@ -58,7 +58,7 @@ def tiny_model() -> Path:
 def architectures() -> Path:
     """A folder with what a user's cache has once the tiny model has been compared: see `guard`."""
     cache = tiny_model().with_name(f"{tiny_model().name}-cache")
-    guard.kept_architecture(json.loads((tiny_model() / "config.json").read_text()), cache)
+    guard.architecture(json.loads((tiny_model() / "config.json").read_text()), cache)
     (made,) = cache.glob("architectures-*")
     return made
 

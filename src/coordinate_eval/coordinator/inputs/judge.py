@@ -61,16 +61,9 @@ def moved(judge: JudgeSettings, given: JudgeSettings) -> JudgeSettings:
     """
     if judge.checkpoint or given.checkpoint or (given.model and given.name != judge.name):
         return judge
-    names = given.model_fields_set & _MAY_MOVE
+    may_move = {"base_url", "api_key_env", "concurrency", "max_requests"}
+    names = given.model_fields_set & may_move
     return judge.model_copy(update={name: getattr(given, name) for name in names})
-
-
-_MAY_MOVE = {
-    "base_url",
-    "api_key_env",
-    "concurrency",
-    "max_requests",
-}
 
 
 def check_budget(judge: JudgeSettings, questions: Mapping[str, int]) -> None:

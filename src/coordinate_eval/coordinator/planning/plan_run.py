@@ -57,7 +57,7 @@ from coordinate_eval.errors import UserError
 from coordinate_eval.priors import catalogue
 from coordinate_eval.priors.roofline import Conditions
 from coordinate_eval.priors.staging import Link
-from coordinate_eval.records import Checkpoint, DatasetRequests, Shard, even_parts, stages
+from coordinate_eval.records import Checkpoint, DatasetRequests, Shard, stages
 
 
 @dataclass(frozen=True)
@@ -308,16 +308,8 @@ def _after_sample(cost: Cost, shards: Sequence[Shard], items: int) -> list[Shard
     """
     longest = max(shard.stop - shard.start for shard in shards if shard.dataset == cost.name)
     count = math.ceil((items - cost.items) / longest) if cost.splittable else 1
-    return [
-        Shard(
-            dataset=cost.name,
-            start=start,
-            stop=stop,
-            gpu_seconds=packing.seconds(cost, packing.Piece(0, start, stop)),
-            metric_cpu_seconds=cost.metric_cpu_seconds * (stop - start) / cost.items,
-        )
-        for start, stop in even_parts(cost.items, items, count)
-    ]
+    rest = packing.Piece(0, cost.items, items)
+    return [packing.shard_of(cost, piece) for piece in packing.in_parts(rest, count)]
 
 
 def _place_of_judge(plan: Plan) -> JudgePlace:

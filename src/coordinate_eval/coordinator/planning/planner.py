@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinate_eval.coordinator.planning.dealing import packing, signal_slices
-from coordinate_eval.coordinator.planning.dealing.packing import Piece, cut, seconds
+from coordinate_eval.coordinator.planning.dealing.packing import Piece, cut, seconds, shard_of
 from coordinate_eval.coordinator.planning.judging import judged
 from coordinate_eval.coordinator.planning.lower_bound import lower_bound
 from coordinate_eval.coordinator.planning.plan import (
@@ -317,8 +317,8 @@ class _Dealer:
                 start_seconds=self.staged,
                 setup_seconds=self.capacity.engine_start_seconds,
                 shards=[
-                    *(_shard(self.costs[p.cost], p, signal=True) for p in slices),
-                    *(_shard(self.costs[p.cost], part) for p in queue for part in self._short(p)),
+                    *(shard_of(self.costs[p.cost], p, signal=True) for p in slices),
+                    *(shard_of(self.costs[p.cost], q) for p in queue for q in self._short(p)),
                 ],
             )
             for (node, index), slices, queue in zip(self.slots, first, queues, strict=True)
@@ -339,14 +339,3 @@ def _cores_for_scores(costs: Sequence[Cost], cpus: int, bound: float) -> list[in
     kept = math.ceil(SCORING_ROOM * seconds / bound)
     metrics = any(c.metric_cpu_seconds for c in costs)
     return [0, kept] if metrics and 0 < kept < cpus else [0]
-
-
-def _shard(cost: Cost, piece: Piece, *, signal: bool = False) -> Shard:
-    return Shard(
-        dataset=cost.name,
-        start=piece.start,
-        stop=piece.stop,
-        gpu_seconds=seconds(cost, piece),
-        metric_cpu_seconds=cost.metric_cpu_seconds * (piece.stop - piece.start) / cost.items,
-        signal=signal,
-    )

@@ -73,8 +73,7 @@ def show_plan(
         with quiet_libraries(verbose=verbose):
             offer, planned = _plan_described(inputs, cluster, what_if=what_if)
         if not as_json:
-            left_out = suite.without_task(inputs.suite)
-            left_out |= suite.without_judge(inputs.suite, settings.judge)
+            left_out = suite.left_out(inputs.suite, settings.judge)
             say_by_reason("planned here, but left out of a run", left_out)
     else:
         with working_in(inputs.folder), cluster:

@@ -162,25 +162,26 @@ def runnable(suite: Suite, judge: JudgeSettings | None = None) -> tuple[Suite, d
     Raises:
         UserError: No dataset can be run.
     """
-    left_out = without_task(suite) | (without_judge(suite, judge) if judge else {})
-    kept = [d for d in suite.datasets if d.name not in left_out]
+    without = left_out(suite, judge)
+    kept = [d for d in suite.datasets if d.name not in without]
     if not kept:
-        name, why = next(iter(left_out.items()))
+        name, why = next(iter(without.items()))
         raise UserError(
             f"suite {suite.name}: none of its datasets can be run, such as dataset {name}: {why}. "
             "A dry run on a cluster file plans it"
         )
-    return suite.model_copy(update={"datasets": kept}), left_out
+    return suite.model_copy(update={"datasets": kept}), without
 
 
-def without_task(suite: Suite) -> dict[str, str]:
-    """Return the datasets that can be planned and not run, with the reasons."""
-    return {d.name: _why_not(d) for d in suite.datasets if d.task is None}
+def left_out(suite: Suite, judge: JudgeSettings | None) -> dict[str, str]:
+    """Return the datasets that can be planned and not run, with the reasons.
 
-
-def without_judge(suite: Suite, judge: JudgeSettings) -> dict[str, str]:
-    """Return the datasets that these settings give no judge or no baseline, with the reasons."""
-    return {d.name: why for d in suite.datasets if (why := why_not_judged(d, judge))}
+    They have no task, or these settings give them no judge or no baseline.
+    """
+    without = {d.name: _why_not(d) for d in suite.datasets if d.task is None}
+    if judge is None:
+        return without
+    return without | {d.name: why for d in suite.datasets if (why := why_not_judged(d, judge))}
 
 
 def _why_not(dataset: Dataset) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from coordinate_eval.coordinator.planning.plan import Cost
-from coordinate_eval.records import even_parts
+from coordinate_eval.records import Shard, even_parts
 
 SHORT = 0.03
 """Length of a piece, as a share of a trial's time, if cuts cost little."""
@@ -53,6 +53,18 @@ def seconds(cost: Cost, piece: Piece) -> float:
 def own_seconds(cost: Cost, piece: Piece) -> float:
     """Return the GPU seconds of a piece without overhead."""
     return cost.gpu_seconds * (piece.stop - piece.start) / cost.items
+
+
+def shard_of(cost: Cost, piece: Piece, *, signal: bool = False) -> Shard:
+    """Return a piece as a shard of a plan."""
+    return Shard(
+        dataset=cost.name,
+        start=piece.start,
+        stop=piece.stop,
+        gpu_seconds=seconds(cost, piece),
+        metric_cpu_seconds=cost.metric_cpu_seconds * (piece.stop - piece.start) / cost.items,
+        signal=signal,
+    )
 
 
 def cut(cost: Cost, piece: Piece, longest_seconds: float | None) -> Iterator[Piece]:
