@@ -3,6 +3,7 @@
 import math
 
 from coordinate_eval.evaluators.engines.base import Engine
+from coordinate_eval.evaluators.engines.common import probe
 from coordinate_eval.records import Request, RequestKind, Response, Turn
 from tests.tiny import MAX_LENGTH, tiny_model, tokenizer
 
@@ -25,19 +26,7 @@ def ids(text: str) -> list[int]:
 
 
 def request(number: int, kind: RequestKind, prompt: str, **fields: object) -> Request:
-    return Request.model_validate(
-        {
-            "dataset": "d",
-            "item": number,
-            "task": "a task",
-            "doc": number,
-            "prompt_hash": "h",
-            "kind": kind,
-            "tokens": ids(prompt),
-        }
-        | fields,
-        extra="forbid",
-    )
+    return probe(kind, ids(prompt), **{"item": number, "task": "a task", "doc": number} | fields)
 
 
 def write(number: int, prompt: str, **fields: object) -> Request:

@@ -1,6 +1,5 @@
-"""Evaluators of small tasks: a tokenizer of bytes, the requests that are built, a task to spoil."""
+"""Evaluators of small tasks: a tokenizer of bytes, and the requests that are built."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,23 +45,3 @@ def requests_of(evaluator: HarnessEvaluator, dataset: Dataset) -> list[Request]:
     requests: list[Request] = []
     evaluator.build(dataset, requests.append)
     return requests
-
-
-def write_task(folder: Path, **config: object) -> Dataset:
-    """Write a task and its data file; the dataset."""
-    data = folder / "data's here.jsonl"
-    data.write_text('{"q": "a", "a": "b"}\n')
-    task = {
-        "task": "own",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(data)}},
-        "test_split": "test",
-        "output_type": "generate_until",
-        "doc_to_text": "q",
-        "doc_to_target": "a",
-        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 7},
-        "metric_list": [{"metric": "exact_match"}],
-        **config,
-    }
-    (folder / "own task.yaml").write_text(json.dumps(task))  # JSON is YAML
-    return Dataset(name="own")

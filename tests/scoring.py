@@ -1,6 +1,5 @@
 """Runs whose responses are made up, scored by the program's own scorer, as root and as nobody."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -17,11 +16,11 @@ import pytest
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.evaluators.engines.common import respond
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.records import (
     Dataset,
     DatasetResults,
-    Key,
     Request,
     RequestKind,
     Response,
@@ -30,6 +29,7 @@ from coordinate_eval.records import (
     Suite,
 )
 from tests.decisions import make_run
+from tests.own_tasks import write_task
 from tests.runs import PATIENCE_SECONDS
 from tests.tiny import tiny_model
 
@@ -64,27 +64,17 @@ class Scored:
     errors: dict[str, str] = field(default_factory=dict)
 
 
-def write_task(folder: Path, name: str, module: str, items: int) -> Dataset:
+def write_metric(folder: Path, name: str, module: str, items: int) -> None:
     """Write a task whose metric is `score` of a module with this text, and its data."""
-    (folder / f"{name}.jsonl").write_text(
-        "".join(json.dumps({"q": f"{n}?", "a": "1"}) + "\n" for n in range(items))
-    )
     (folder / f"{name}_metric.py").write_text(module)
-    config = {
-        "task": name,
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(folder / f"{name}.jsonl")}},
-        "test_split": "test",
-        "output_type": "generate_until",
-        "doc_to_text": "q",
-        "doc_to_target": "a",
-        "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 4},
-        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-    }
-    lines = [f"{key}: {json.dumps(value)}" for key, value in config.items()]
-    lines.append(f"process_results: !function {name}_metric.score")
-    (folder / f"{name}.yaml").write_text("\n".join(lines))
-    return Dataset(name=name, task=name)
+    write_task(
+        folder,
+        [{"q": f"{n}?", "a": "1"} for n in range(items)],
+        name,
+        generation_kwargs={"until": ["\n\n"], "max_gen_toks": 4},
+        metric_list=[{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+        process_results=f"!{name}_metric.score",
+    )
 
 
 def make_scorable(
@@ -183,11 +173,10 @@ def _own(run_dir: RunDir, user: int) -> None:
 
 
 def _response(request: Request, text: str) -> Response:
-    key = {name: getattr(request, name) for name in Key.model_fields}
     if request.kind is RequestKind.GENERATE:
-        return Response(**key, text=text, tokens=1, finish="stop")
+        return respond(request, text=text, tokens=1, finish="stop")
     logprob = -int(request.prompt_hash[:6], 16) / 1e6
-    return Response(**key, logprob=logprob, greedy=logprob > -8, tokens=1, finish="scored")
+    return respond(request, logprob=logprob, greedy=logprob > -8, tokens=1, finish="scored")
 
 
 def _packages() -> str:

@@ -22,6 +22,7 @@ from coordinate_eval import _files
 from coordinate_eval.coordinator.report.formats import lm_eval_results
 from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.run.paths import RunDir
+from coordinate_eval.evaluators.engines.common import respond
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.records import (
     Answer,
@@ -160,7 +161,6 @@ class _Engine:
     def answer(self, request: Request) -> Response:
         import torch
 
-        key = {name: getattr(request, name) for name in Request.__base__.model_fields}  # type: ignore[union-attr]  # Key
         with torch.inference_mode():
             if request.kind is RequestKind.LOGLIKELIHOOD:
                 whole = torch.tensor([request.tokens + request.continuation])
@@ -168,8 +168,8 @@ class _Engine:
                 target = whole[0, len(request.tokens) :]
                 logprobs = logits.log_softmax(-1).gather(1, target[:, None])
                 greedy = bool((logits.argmax(-1) == target).all())
-                return Response(
-                    **key, logprob=float(logprobs.sum()), greedy=greedy,
+                return respond(
+                    request, logprob=float(logprobs.sum()), greedy=greedy,
                     tokens=len(target), finish="scored",
                 )  # fmt: skip
             prompt = torch.tensor([request.tokens])
@@ -177,7 +177,7 @@ class _Engine:
                 prompt, max_new_tokens=request.max_tokens, do_sample=False, pad_token_id=1
             )[0, prompt.shape[1] :]
         text = str(self._tokenizer.decode(out, skip_special_tokens=True))
-        return Response(**key, text=text, tokens=len(out), finish="length")
+        return respond(request, text=text, tokens=len(out), finish="length")
 
 
 def _run_trusted(question: Question) -> Answer:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.runs import TASKS, Workspace, published, scores
-from tests.scoring import KEEPS, write_task
+from tests.scoring import KEEPS, write_metric
 from tests.tiny import tiny_model
 
 ALWAYS_RIGHT = """
@@ -21,7 +21,7 @@ def score(doc, results):
 def tasks(user: Workspace) -> Path:
     folder = user.folder / "own tasks"
     folder.mkdir()
-    write_task(folder, "own", KEEPS, items=8)
+    write_metric(folder, "own", KEEPS, items=8)
     return folder
 
 
@@ -80,10 +80,10 @@ def test_scores_anew_stand_beside_the_old_ones(
 
 
 def test_changed_prompts_are_refused(user: Workspace, tasks: Path, finished: Path) -> None:
-    task = tasks / "own.yaml"
+    task = tasks / "own task.yaml"
     written = task.read_text()
     before = _digest(finished)
-    task.write_text(written.replace('doc_to_text: "q"', 'doc_to_text: "{{q}} again"'))
+    task.write_text(written.replace('"doc_to_text": "q"', '"doc_to_text": "{{q}} again"'))
     try:
         found = _rescored(user, finished, "--only", "own,tiny_choice", status=1)
     finally:

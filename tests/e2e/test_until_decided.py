@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.own_tasks import write_task
 from tests.runs import TASKS, Workspace, kill, results, scores, times_answered, until
 from tests.tiny import tiny_model
 
@@ -23,20 +24,16 @@ def suite(user: Workspace) -> Path:
     for name, items in ITEMS.items():
         draws = random.Random(name)
         rows = [{"q": f"{name} {n}", "label": draws.randrange(2)} for n in range(items)]
-        data = folder / f"{name}.jsonl"
-        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        task = {
-            "task": name,
-            "dataset_path": "json",
-            "dataset_kwargs": {"data_files": {"test": str(data)}},
-            "test_split": "test",
-            "output_type": "multiple_choice",
-            "doc_to_text": "{{q}}",
-            "doc_to_choice": ["yes", "no"],
-            "doc_to_target": "label",
-            "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-        }
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(task))
+        write_task(
+            folder,
+            rows,
+            name,
+            output_type="multiple_choice",
+            doc_to_text="{{q}}",
+            doc_to_choice=["yes", "no"],
+            doc_to_target="label",
+            metric_list=[{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+        )
     metric = {"metric": "acc", "weight_by_size": False}
     group = {"group": "both", "task": ["left", "right"], "aggregate_metric_list": [metric]}
     (folder / "both.yaml").write_text(yaml.safe_dump(group))

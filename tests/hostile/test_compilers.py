@@ -1,8 +1,6 @@
 """Hostile programs in compiled languages: what attacks the compiler, and what it compiles."""
 
-import contextlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -178,12 +176,6 @@ ATTACKS = [
         "const N: u64 = f(u64::MAX);\n" + _rust("N > 0"),
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def places() -> Iterator[Places]:
-    with contextlib.closing(Places()) as places:
-        yield places
 
 
 @pytest.mark.hostile

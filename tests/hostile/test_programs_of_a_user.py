@@ -1,8 +1,5 @@
 """Hostile programs that an ordinary user's metric job runs, as they normally do."""
 
-import contextlib
-from collections.abc import Iterator
-
 import pytest
 
 from coordinate_eval.evaluators.sandbox.sandbox import Level
@@ -19,12 +16,6 @@ SETTINGS = [
     *(Setting("user", Level.BUBBLEWRAP, old) for old in old_bubblewraps(OLDEST_BUBBLEWRAP)),
     *([Setting("fakeroot", Level.BUBBLEWRAP), Setting("fakeroot", Level.NAMESPACES)] * LONG),
 ]
-
-
-@pytest.fixture(scope="module")
-def places() -> Iterator[Places]:
-    with contextlib.closing(Places()) as places:
-        yield places
 
 
 @pytest.mark.hostile

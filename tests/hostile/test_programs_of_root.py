@@ -1,8 +1,5 @@
 """Hostile programs that a metric job of root runs."""
 
-import contextlib
-from collections.abc import Iterator
-
 import pytest
 
 from coordinate_eval.evaluators.sandbox.sandbox import Level
@@ -16,12 +13,6 @@ SETTINGS = [
     Setting("root", Level.NAMESPACES),
     *(Setting("root", Level.BUBBLEWRAP, old) for old in old_bubblewraps(OLDEST_BUBBLEWRAP)),
 ]
-
-
-@pytest.fixture(scope="module")
-def places() -> Iterator[Places]:
-    with contextlib.closing(Places()) as places:
-        yield places
 
 
 @pytest.mark.hostile

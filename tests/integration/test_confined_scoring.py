@@ -24,7 +24,7 @@ from tests.scoring import (
     make_scorable,
     start_scorer,
     wait_for,
-    write_task,
+    write_metric,
 )
 
 from coordinate_eval.coordinator.run.paths import RunDir
@@ -65,7 +65,7 @@ class User:
             }
             for part, (metric, answers) in parts.items():
                 dataset = part if part == name else f"{part}_{name}"
-                write_task(self.tasks, dataset, metric, len(answers))
+                write_metric(self.tasks, dataset, metric, len(answers))
                 responses[dataset] = answers
         return make_scorable(self.root, self.tasks, responses, harness={"memory_gib": gib})
 
@@ -319,7 +319,7 @@ def test_a_file_that_confinement_hides_is_named(user: User) -> None:
     hidden = user.home / "right answers.txt"
     hidden.write_text("1")
     hidden.chmod(0o644)
-    write_task(user.tasks, "reads", f"open({str(hidden)!r}).close()\n{KEEPS}", 1)
+    write_metric(user.tasks, "reads", f"open({str(hidden)!r}).close()\n{KEEPS}", 1)
     run_dir = make_scorable(user.root, user.tasks, {"reads": ["1"]})
     done = wait_for(start_scorer(run_dir, user.environ, ordinary=user.ordinary), run_dir)
     assert f"{hidden} is there, and hidden: scoring is confined" in done.errors["reads"]

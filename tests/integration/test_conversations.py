@@ -1,6 +1,5 @@
 """Documents with several turns and their own sampling: what is asked, and what scoring sees."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,15 @@ import pytest
 pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
 
+from tests.own_tasks import write_task
 from tests.tiny import tiny_model
 
 from coordinate_eval.errors import RecordError, UserError
+from coordinate_eval.evaluators.engines.common import respond
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.records import (
     Dataset,
     DatasetRequests,
-    Key,
     Request,
     Response,
     Turn,
@@ -95,23 +95,14 @@ class Place:
     def write(self, rows: list[dict[str, Any]], **config: Any) -> None:
         (self.folder / "metric.py").write_text(LISTS)
         rows = [{"said": "yes", **row} for row in rows]
-        (self.folder / "data.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        task = {
-            "task": "own",
-            "dataset_path": "json",
-            "dataset_kwargs": {"data_files": {"test": str(self.folder / "data.jsonl")}},
-            "test_split": "test",
-            "output_type": "generate_until",
-            "doc_to_text": "q",
+        written = {
             "doc_to_target": "said",
-            "process_results": "!metric",
+            "process_results": "!metric.turns",
             "generation_kwargs": {"until": ["\n"], "max_gen_toks": 7, "do_sample": False},
             "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
             "metadata": {"follow_ups": "then", "sampling": "way", "turn_template": PLAIN},
-            **config,
         }
-        text = json.dumps(task).replace('"!metric"', "!function metric.turns")
-        (self.folder / "own.yaml").write_text(text)
+        write_task(self.folder, rows, **written | config)
 
     def evaluator(self, template: str | None = None) -> HarnessEvaluator:
         self.tokenizer.chat_template = template
@@ -141,10 +132,9 @@ def place(tmp_path: Path) -> Place:
 
 
 def answered(request: Request, *texts: str) -> Response:
-    key = {name: getattr(request, name) for name in Key.model_fields}
     first, *others = texts
     turns = [Turn(text=text, tokens=1, finish="stop") for text in others]
-    return Response(**key, text=first, tokens=1, finish="stop", turns=turns)
+    return respond(request, text=first, tokens=1, finish="stop", turns=turns)
 
 
 @pytest.mark.parametrize("name", BETWEEN)

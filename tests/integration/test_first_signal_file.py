@@ -20,6 +20,7 @@ from rich.console import Console
 
 from coordinate_eval.coordinator.report import first_signal
 from coordinate_eval.errors import RecordError, UserError
+from coordinate_eval.evaluators.engines.common import respond
 from coordinate_eval.evaluators.harness.built_dataset import prompt_hash
 from coordinate_eval.evaluators.harness.code_eval import AnswerBook, answered_by
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
@@ -28,7 +29,6 @@ from coordinate_eval.records import (
     Dataset,
     DatasetRequests,
     DatasetResults,
-    Key,
     Question,
     Request,
     RequestKind,
@@ -66,13 +66,12 @@ class Reference(LM):  # type: ignore[misc]  # lm_eval has no types
         return texts
 
 
-def respond(request: Request) -> Response:
-    key = {name: getattr(request, name) for name in Key.model_fields}
+def answered(request: Request) -> Response:
     if request.kind is RequestKind.GENERATE:
         text = said(request.prompt_hash, request.repeat)
-        return Response(**key, text=text, tokens=1, finish="stop")
+        return respond(request, text=text, tokens=1, finish="stop")
     logprob, greedy = scored(request.prompt_hash)
-    return Response(**key, logprob=logprob, greedy=greedy, tokens=1, finish="scored")
+    return respond(request, logprob=logprob, greedy=greedy, tokens=1, finish="scored")
 
 
 def judge(question: Question) -> Answer:
@@ -92,7 +91,7 @@ class Scored:
         )
         requests: list[Request] = []
         self.evaluator.build(self.dataset, requests.append)
-        self.responses = [respond(request) for request in requests]
+        self.responses = [answered(request) for request in requests]
         questions = self.evaluator.questions(self.dataset, self.responses)
         self.answers = {question.id: judge(question) for question in questions}
 

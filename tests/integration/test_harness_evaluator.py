@@ -13,14 +13,16 @@ import pytest
 pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
 
-from tests.evaluators import BOS, Evaluators, byte_tokenizer, evaluator_of, requests_of, write_task
+from tests.evaluators import BOS, Evaluators, byte_tokenizer, evaluator_of, requests_of
+from tests.own_tasks import write_task
 from tests.runs import TASKS
 
 from coordinate_eval.errors import RecordError, UserError
+from coordinate_eval.evaluators.engines.common import respond
 from coordinate_eval.evaluators.harness.prompts.language_models import Backend, RequestModel
 from coordinate_eval.evaluators.harness.prompts.tokenizer import load_tokenizer
 from coordinate_eval.evaluators.harness.tasks.made_from import data_sources
-from coordinate_eval.records import Answer, Dataset, Key, Request, RequestKind, Response
+from coordinate_eval.records import Answer, Dataset, Request, RequestKind, Response
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +37,10 @@ def evaluator(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluators:
 
 
 def _answer(request: Request, text: str = "") -> Response:
-    key = {name: getattr(request, name) for name in Key.model_fields}
     if request.kind is RequestKind.GENERATE:
-        return Response(**key, text=text, tokens=1, finish="stop")
+        return respond(request, text=text, tokens=1, finish="stop")
     length = len(request.continuation)
-    return Response(**key, logprob=-length, greedy=False, tokens=length, finish="scored")
+    return respond(request, logprob=-length, greedy=False, tokens=length, finish="scored")
 
 
 def _text(tokens: Sequence[int], tokenizer: Path) -> str:
@@ -88,8 +89,8 @@ def test_the_data_files_of_a_dataset_are_written_down(
         str(path): f"{path.stat().st_size} {path.stat().st_mtime_ns}"
         for path in ((TASKS / "data" / f"choice_{split}.jsonl") for split in ("train", "test"))
     }
-    own = evaluator(tmp_path).build(write_task(tmp_path), lambda _: None)
-    assert [Path(path).name for path in own.sources] == ["data's here.jsonl"]
+    own = evaluator(tmp_path).build(write_task(tmp_path, [{"q": "a", "a": "b"}]), lambda _: None)
+    assert [Path(path).name for path in own.sources] == ["own's test.jsonl"]
 
 
 @pytest.mark.parametrize(

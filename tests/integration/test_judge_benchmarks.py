@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from tests.tiny import tiny_model
+from tests.judged_datasets import Judged
 
 pytest.importorskip("lm_eval")
 
@@ -19,10 +19,7 @@ import datasets
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.inputs.suites.suite_yaml import shipped_folder
 from coordinate_eval.errors import DataMissing, UserError
-from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
-from coordinate_eval.evaluators.harness.tasks.judged_task import Panel
 from coordinate_eval.evaluators.judged import published
-from coordinate_eval.records import Answer, DatasetResults, Key, Question, Request, Response, Turn
 
 _BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data" / "benchmarks"
 BENCHMARKS = Path(os.environ.get("BENCHMARKS_FOLDER", _BESIDE))
@@ -68,59 +65,23 @@ JUDGE_SETTINGS = {
 TEMPLATE = r'prompt_template: "Q {QUESTION}\nA {ANSWER_A}\nB {ANSWER_B}"'
 
 
-class Bench:
+def bench(folder: Path, name: str, files: dict[str, str]) -> Judged:
     """A shipped dataset with its own rubric, on files that the user names."""
-
-    def __init__(self, folder: Path, name: str, files: dict[str, str], **changes: Any) -> None:
-        tasks = folder / "tasks"
-        tasks.mkdir(exist_ok=True)
-        shipped = shipped_folder() / "tasks" / f"{name}.yaml"
-        kwargs = {"dataset_kwargs": {"data_files": files}}
-        content = {"include": str(shipped), "task": "here", **kwargs, **changes}
-        (tasks / "here.yaml").write_text(json.dumps(content))
-        text = (
-            "include_path: [tasks]\n"
-            f"datasets:\n- {{name: d, task: here, rubric: {name}, chat_template: true}}\n"
-        )
-        self.suite = suite.parse(text, where="s.yaml", folder=folder)
-        (self.dataset,) = self.suite.datasets
-        self.baselines = folder / "baselines"
-        self.baselines.mkdir(exist_ok=True)
-        self.evaluator = HarnessEvaluator(
-            tokenizer=tiny_model(),
-            max_length=50_000,
-            include_path=self.suite.include_path,
-            panel=Panel("judge", "", self.baselines),
-        )
-        self.requests: list[Request] = []
-        self.index = self.evaluator.build(self.dataset, self.requests.append)
-        lines = [json.dumps({"id": each, "answers": ["base"]}) for each in self.index.question_ids]
-        (self.baselines / "d.jsonl").write_text("".join(f"{line}\n" for line in lines))
-
-    def responses(self) -> list[Response]:
-        return [
-            Response(
-                **{name: getattr(asked, name) for name in Key.model_fields},
-                text=" one {x}\n",
-                turns=[Turn(text=" two\n", tokens=1, finish="stop") for _ in asked.follow_ups],
-                tokens=1,
-                finish="stop",
-            )
-            for asked in self.requests
-        ]
-
-    def questions(self) -> list[Question]:
-        return self.evaluator.questions(self.dataset, self.responses())
-
-    def told(self) -> list[list[str]]:
-        contents = [json.loads(question.content) for question in self.questions()]
-        return [[message["content"] for message in each["messages"]] for each in contents]
-
-    def results(self, words: str) -> DatasetResults:
-        answers = {
-            q.id: Answer(id=q.id, passed=True, result=words, seconds=1) for q in self.questions()
-        }
-        return self.evaluator.finish(self.dataset, self.responses(), answers)
+    tasks = folder / "tasks"
+    tasks.mkdir(exist_ok=True)
+    shipped = shipped_folder() / "tasks" / f"{name}.yaml"
+    content = {"include": str(shipped), "task": "here", "dataset_kwargs": {"data_files": files}}
+    (tasks / "here.yaml").write_text(json.dumps(content))
+    text = (
+        "include_path: [tasks]\n"
+        f"datasets:\n- {{name: d, task: here, rubric: {name}, chat_template: true}}\n"
+    )
+    made = suite.parse(text, where="s.yaml", folder=folder)
+    texts = [" one {x}\n"]
+    found = Judged(made.datasets[0], made.include_path, folder, texts=texts, max_length=50_000)
+    lines = [json.dumps({"id": each, "answers": ["base"]}) for each in found.index.question_ids]
+    (folder / "d.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return found
 
 
 def write(folder: Path, **files: Any) -> dict[str, str]:
@@ -134,15 +95,15 @@ def write(folder: Path, **files: Any) -> dict[str, str]:
 
 def test_mt_bench_rates_each_turn(tmp_path: Path) -> None:
     files = write(tmp_path, questions=QUESTIONS, references=REFERENCES, prompts=PROMPTS)
-    bench = Bench(tmp_path, "mt_bench", files)
-    assert [len(request.follow_ups) for request in bench.requests] == [1, 1, 1]
-    assert [request.sampling for request in bench.requests] == [
+    made = bench(tmp_path, "mt_bench", files)
+    assert [len(request.follow_ups) for request in made.requests] == [1, 1, 1]
+    assert [request.sampling for request in made.requests] == [
         {"temperature": 0.7},
         {},
         {"temperature": 0.1},
     ]
-    assert {request.max_tokens for request in bench.requests} == {1024}
-    assert bench.told() == [
+    assert {request.max_tokens for request in made.requests} == {1024}
+    assert made.told() == [
         ["system single-v1", "Write. | one {x}"],
         ["system single-v1-multi-turn", "Write. | one {x} | Again {so}. | two"],
         ["system single-math-v1", "Add. | two | one {x}"],
@@ -150,9 +111,9 @@ def test_mt_bench_rates_each_turn(tmp_path: Path) -> None:
         ["system single-v1", "Explain. | one {x}"],
         ["system single-v1-multi-turn", "Explain. | one {x} | Why? | two"],
     ]
-    content = json.loads(bench.questions()[0].content)
+    content = json.loads(made.questions()[0].content)
     assert (content["temperature"], content["max_tokens"]) == (0.0, 2048)
-    scores = bench.results("[[8.5]] or [[3]]").results["d"]
+    scores = made.results(lambda *_: "[[8.5]] or [[3]]").results["d"]
     for name in ("score", "score_turn_1", "score_turn_2", "score_writing", "score_math"):
         assert scores[f"{name},none"] == 8.5
 
@@ -161,32 +122,32 @@ def test_vicuna_bench_rates_one_turn(tmp_path: Path) -> None:
     questions = [{**question, "turns": question["turns"][:1]} for question in QUESTIONS]
     questions.append({"question_id": 1, "category": "generic", "turns": ["How?"]})
     files = write(tmp_path, questions=questions, references=REFERENCES, prompts=PROMPTS)
-    bench = Bench(tmp_path, "vicuna_bench", files)
-    assert [request.sampling for request in bench.requests][-1] == {"temperature": 0.7}
-    assert bench.told()[1:] == [
+    made = bench(tmp_path, "vicuna_bench", files)
+    assert [request.sampling for request in made.requests][-1] == {"temperature": 0.7}
+    assert made.told()[1:] == [
         ["system single-math-v1", "Add. | two | one {x}"],
         ["system single-v1", "Explain. | one {x}"],
         ["system single-v1", "How? | one {x}"],
     ]
-    assert bench.results("[5]").results["d"]["score,none"] == 5
+    assert made.results(lambda *_: "[5]").results["d"]["score,none"] == 5
 
 
 @pytest.mark.parametrize("name", ["arena_hard", "arena_hard_v2"])
 def test_arena_hard_compares_twice(tmp_path: Path, name: str) -> None:
     files = write(tmp_path, questions=ARENA, prompts=INSTRUCTIONS, template=TEMPLATE)
-    bench = Bench(tmp_path, name, files)
-    assert bench.index.question_ids == ["a", "b"]
-    assert {request.max_tokens for request in bench.requests} == {4096}
-    assert bench.told() == [
+    made = bench(tmp_path, name, files)
+    assert made.index.question_ids == ["a", "b"]
+    assert {request.max_tokens for request in made.requests} == {4096}
+    assert made.told() == [
         ["Compare.", "Q First {x}?\nA base\nB  one {x}\n"],
         ["Compare.", "Q First {x}?\nA  one {x}\n\nB base"],
         ["Compare prose.", "Q Second?\nA base\nB  one {x}\n"],
         ["Compare prose.", "Q Second?\nA  one {x}\n\nB base"],
     ]
-    content = json.loads(bench.questions()[0].content)
+    content = json.loads(made.questions()[0].content)
     tokens = {"arena_hard": 4096, "arena_hard_v2": 16000}[name]
     assert (content["temperature"], content["max_tokens"]) == (0.0, tokens)
-    scores = bench.results("[[A>B]], or rather [[b<<a]]").results["d"]
+    scores = made.results(lambda *_: "[[A>B]], or rather [[b<<a]]").results["d"]
     assert (scores["win_rate,none"], scores["position_bias,none"]) == (0.5, 1)
     assert ("win_rate_creative_writing,none" in scores) == (name == "arena_hard_v2")
 
@@ -212,7 +173,7 @@ def test_files_that_do_not_fit_are_named(
 ) -> None:
     given = {"questions": QUESTIONS, "references": REFERENCES, "prompts": PROMPTS, **changes}
     with pytest.raises(UserError) as caught:
-        Bench(tmp_path, "mt_bench", write(tmp_path, **given))
+        bench(tmp_path, "mt_bench", write(tmp_path, **given))
     assert words in str(caught.value)
 
 
@@ -220,7 +181,7 @@ def test_the_judges_instructions_are_read_and_never_run(tmp_path: Path) -> None:
     hostile = f"open({str(tmp_path / 'ran')!r}, 'w')\nJUDGE_SETTINGS = open('x')\n"
     files = write(tmp_path, questions=ARENA, prompts=hostile, template=TEMPLATE)
     with pytest.raises(UserError, match="cannot be loaded"):
-        Bench(tmp_path, "arena_hard", files)
+        bench(tmp_path, "arena_hard", files)
     assert not (tmp_path / "ran").exists()
 
 
@@ -314,7 +275,7 @@ def test_without_a_network_the_data_are_missing(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in ("mt_bench", "arena_hard"):
         with pytest.raises(DataMissing, match="coordinate-eval prefetch"):
-            Bench(tmp_path, name, {})
+            bench(tmp_path, name, {})
 
 
 def _shared(name: str) -> Path:
@@ -328,16 +289,16 @@ def test_the_published_mt_bench(tmp_path: Path) -> None:
     folder = _shared("mt_bench")
     names = ("question", "reference_answer_gpt-4", "judge_prompts")
     paths = [str(folder / f"{name}.jsonl") for name in names]
-    bench = Bench(
+    made = bench(
         tmp_path, "mt_bench", dict(zip(("questions", "references", "prompts"), paths, strict=True))
     )
-    assert (bench.index.items, bench.index.requests, len(bench.questions())) == (80, 160, 160)
-    found = bench.results("Rating: [[7]]")
+    assert (made.index.items, made.index.requests, len(made.questions())) == (80, 160, 160)
+    found = made.results(lambda *_: "Rating: [[7]]")
     assert found.results["d"]["score,none"] == 7
     assert (
         sum(name.startswith("score_") and "stderr" not in name for name in found.results["d"]) == 10
     )
-    told = [content for messages in bench.told() for content in messages]
+    told = [content for messages in made.told() for content in messages]
     assert not any("{" + name + "}" in text for text in told for name in ("question", "answer_1"))
     assert all(text.count("one {x}") == 1 for text in told[1::2])
 
@@ -356,7 +317,7 @@ def test_the_published_mt_bench_from_the_cache(
         content = (folder / f"{file}.jsonl").read_bytes()
         digest = hashlib.sha256(content).hexdigest()
         (cache / published.FOLDER / f"{digest[:16]}-{name}.jsonl").write_bytes(content)
-    assert Bench(tmp_path, "mt_bench", {}).index.items == 80
+    assert bench(tmp_path, "mt_bench", {}).index.items == 80
 
 
 def test_the_published_vicuna_bench(tmp_path: Path) -> None:
@@ -368,15 +329,15 @@ def test_the_published_vicuna_bench(tmp_path: Path) -> None:
     ]
     files = write(tmp_path, references=references)
     files |= {"questions": str(questions), "prompts": str(prompts)}
-    bench = Bench(tmp_path, "vicuna_bench", files)
-    assert (bench.index.items, len(bench.questions())) == (80, 80)
-    assert sum("42\n[The End of Reference" in user for _, user in bench.told()) == 10
+    made = bench(tmp_path, "vicuna_bench", files)
+    assert (made.index.items, len(made.questions())) == (80, 80)
+    assert sum("42\n[The End of Reference" in user for _, user in made.told()) == 10
 
 
 def test_the_published_arena_hard(tmp_path: Path) -> None:
     instructions = INSTRUCTIONS.replace('"hard_prompt"', '"arena-hard-v0.1"')
     files = write(tmp_path, prompts=instructions, template=TEMPLATE)
     files["questions"] = str(_shared("arena_hard") / "question.jsonl")
-    bench = Bench(tmp_path, "arena_hard", files)
-    assert (bench.index.items, len(set(bench.index.question_ids))) == (500, 500)
-    assert len(bench.questions()) == 1000
+    made = bench(tmp_path, "arena_hard", files)
+    assert (made.index.items, len(set(made.index.question_ids))) == (500, 500)
+    assert len(made.questions()) == 1000

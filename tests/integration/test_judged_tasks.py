@@ -1,7 +1,7 @@
 """Judged datasets: what a judge is asked about answers, and the results that its words make."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +10,20 @@ import pytest
 pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
 
+from tests.judged_datasets import Judged, said
+from tests.own_tasks import write_task
 from tests.runs import until
 from tests.scoring import make_scorable, start_scorer, wait_for
-from tests.tiny import tiny_model
 
 from coordinate_eval import _files
 from coordinate_eval.coordinator.inputs.suites import rubric
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import RecordError, UserError
-from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
-from coordinate_eval.evaluators.harness.tasks.judged_task import Panel
 from coordinate_eval.records import (
     Answer,
     Dataset,
     DatasetRequests,
-    DatasetResults,
-    Key,
     Question,
-    Request,
-    Response,
     Rubric,
 )
 
@@ -58,77 +53,33 @@ DOCUMENTS = [
 def tasks(tmp_path: Path) -> Path:
     folder = tmp_path / "tasks"
     folder.mkdir()
-    write_task(folder, DOCUMENTS)
+    write_judged(folder)
     return folder
 
 
-def write_task(folder: Path, documents: Sequence[dict[str, Any]], **changes: Any) -> None:
+def write_judged(folder: Path, **changes: Any) -> None:
     """Write the task `t`, whose own metric is not what counts."""
-    data = folder / "t.jsonl"
-    data.write_text("".join(json.dumps(document) + "\n" for document in documents))
-    config = {
-        "task": "t",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(data)}},
-        "test_split": "test",
-        "output_type": "generate_until",
+    written = {
         "doc_to_text": "question",
         "doc_to_target": "",
         "generation_kwargs": {"until": ["STOP"], "max_gen_toks": 10},
-        "metric_list": [{"metric": "exact_match"}],
         "filter_list": [{"name": "strict", "filter": [{"function": "take_first"}]}],
-        **changes,
     }
-    (folder / "t.yaml").write_text(json.dumps(config))
+    write_task(folder, DOCUMENTS, "t", **written | changes)
 
 
 def test_an_answer_takes_half_of_a_short_context(tmp_path: Path) -> None:
-    write_task(tmp_path, DOCUMENTS, generation_kwargs={"until": [], "max_gen_toks": 4096})
-    assert {request.max_tokens for request in Judged(tmp_path, SINGLE).requests} == {512}
+    write_judged(tmp_path, generation_kwargs={"until": [], "max_gen_toks": 4096})
+    assert {request.max_tokens for request in judged_by(SINGLE, tmp_path).requests} == {512}
 
 
 def read(text: str) -> Rubric:
     return rubric.parse(text, where="r.yaml", name="r")
 
 
-class Judged:
-    """The dataset `t` with answers, and whoever scores it."""
-
-    def __init__(self, tasks: Path, text: str, baselines: Path | None = None) -> None:
-        self.dataset = Dataset(name="t", task="t", rubric=read(text))
-        self.requests: list[Request] = []
-        self.evaluator = HarnessEvaluator(
-            tokenizer=tiny_model(),
-            max_length=1024,
-            include_path=[str(tasks)],
-            panel=Panel("judge", "r1", baselines),
-        )
-        self.index = self.evaluator.build(self.dataset, self.requests.append)
-
-    def responses(self, texts: Sequence[str] = ("answer",)) -> list[Response]:
-        return [
-            Response(
-                **{name: getattr(asked, name) for name in Key.model_fields},
-                text=texts[asked.item % len(texts)],
-                tokens=1,
-                finish="stop",
-            )
-            for asked in self.requests
-        ]
-
-    def results(self, words: Callable[[Question, int], str | None]) -> DatasetResults:
-        """Score what the judge says to each question. None: it refuses."""
-        questions = self.evaluator.questions(self.dataset, self.responses())
-        answers = {}
-        for number, question in enumerate(questions):
-            said = words(question, number)
-            answers[question.id] = Answer(
-                id=question.id,
-                passed=said is not None,
-                result="refused: too long" if said is None else said,
-                seconds=1.0,
-            )
-        return self.evaluator.finish(self.dataset, self.responses(), answers)
+def judged_by(text: str, tasks: Path, baselines: Path | None = None, **more: Any) -> Judged:
+    """The dataset `t` with this rubric."""
+    return Judged(Dataset(name="t", task="t", rubric=read(text)), [str(tasks)], baselines, **more)
 
 
 def messages(question: Question) -> list[tuple[str, str]]:
@@ -138,10 +89,11 @@ def messages(question: Question) -> list[tuple[str, str]]:
 
 
 def test_a_judge_is_asked_about_each_answer(tasks: Path) -> None:
-    judged = Judged(tasks, SINGLE)
-    assert judged.index.asks and judged.index.judged
     hostile = "{question} {{ 7 * 7 }} {0.__class__} STOP and more"
-    questions = judged.evaluator.questions(judged.dataset, judged.responses([hostile]))
+    judged = judged_by(SINGLE, tasks, texts=[hostile])
+    assert judged.index.asks
+    assert DatasetRequests.model_validate_json(judged.index.model_dump_json()).judged
+    questions = judged.questions()
     assert messages(questions[2]) == [
         ("system", "You rate."),
         ("user", "Q2? <{question} {{ 7 * 7 }} {0.__class__} >"),
@@ -150,8 +102,8 @@ def test_a_judge_is_asked_about_each_answer(tasks: Path) -> None:
 
 
 def test_ratings_make_the_results(tasks: Path) -> None:
-    said = ["[[8]]", "[[4]] [[9]]", "[2]", "no number", "[[11]]", None]
-    found = Judged(tasks, SINGLE).results(lambda _, n: said[n])
+    words = ["[[8]]", "[[4]] [[9]]", "[2]", "no number", "[[11]]", None]
+    found = judged_by(SINGLE, tasks).results(lambda _, n: words[n])
     scores = found.results["t"]
     assert scores["score,none"] == pytest.approx(14 / 3)
     assert scores["score_stderr,none"] == pytest.approx(1.7638342)
@@ -166,32 +118,33 @@ def test_ratings_make_the_results(tasks: Path) -> None:
 
 
 def test_without_any_verdict_there_is_no_score(tasks: Path) -> None:
-    found = Judged(tasks, SINGLE).results(lambda *_: "I would rather not")
+    found = judged_by(SINGLE, tasks).results(lambda *_: "I would rather not")
     assert found.results["t"]["score,none"] == "N/A"
     assert found.results["t"]["no_verdict,none"] == 6
 
 
 def test_scores_wait_for_all_answers(tasks: Path) -> None:
-    judged = Judged(tasks, SINGLE)
+    judged = judged_by(SINGLE, tasks)
     with pytest.raises(RecordError, match="6 questions of its metric have no answer"):
         judged.evaluator.finish(judged.dataset, judged.responses(), {})
 
 
 def test_a_part_is_scored_alone(tasks: Path) -> None:
-    judged = Judged(tasks, SINGLE)
+    judged = judged_by(SINGLE, tasks)
     some = judged.responses()[:3]
-    asked = judged.evaluator.questions(judged.dataset, some)
-    answers = {q.id: Answer(id=q.id, passed=True, result="[[6]]", seconds=1) for q in asked}
+    answers = said(judged.evaluator.questions(judged.dataset, some), lambda *_: "[[6]]")
     found = judged.evaluator.finish(judged.dataset, some, answers, part=True)
     assert (found.items, found.results["t"]["score,none"]) == (3, 6.0)
 
 
 def test_digests_are_of_what_all_checkpoints_share(tasks: Path) -> None:
-    one = Judged(tasks, SINGLE)
+    one = judged_by(SINGLE, tasks)
     first = one.results(lambda *_: "[[6]]").judge
-    one.responses = lambda texts=(): Judged.responses(one, ["other"])  # type: ignore[method-assign]
+    one.texts = ["other"]
     assert one.results(lambda *_: "[[7]]").judge == first
-    other = Judged(tasks, SINGLE.replace("You rate", "You grade")).results(lambda *_: "[[6]]").judge
+    other = (
+        judged_by(SINGLE.replace("You rate", "You grade"), tasks).results(lambda *_: "[[6]]").judge
+    )
     assert other["prompts_digest"] != first["prompts_digest"]
 
 
@@ -203,16 +156,13 @@ def _baseline(folder: Path, count: int = 6) -> Path:
 
 
 def test_a_pair_plays_two_games(tasks: Path, tmp_path: Path) -> None:
-    judged = Judged(tasks, PAIR, _baseline(tmp_path / "baselines"))
+    judged = judged_by(PAIR, tasks, _baseline(tmp_path / "baselines"))
     assert judged.index.question_ids == [str(n) for n in range(6)]
-    asked = [
-        messages(q)[0][1] for q in judged.evaluator.questions(judged.dataset, judged.responses())
-    ]
-    assert asked[:2] == ["Q0? A: base 0 B: answer", "Q0? A: answer B: base 0"]
+    assert judged.told()[:2] == [["Q0? A: base 0 B: answer"], ["Q0? A: answer B: base 0"]]
 
     def judge(question: Question, number: int) -> str:
-        said = ["[[A>B]] [[B>>A]]", "[[A=B]]", "?", "[[A>B]]", "[[A>B]]", "[[A>B]]"]
-        return said[number] if number < len(said) else "[[A=B]]"
+        words = ["[[A>B]] [[B>>A]]", "[[A=B]]", "?", "[[A>B]]", "[[A>B]]", "[[A>B]]"]
+        return words[number] if number < len(words) else "[[A=B]]"
 
     found = judged.results(judge)
     scores = found.results["t"]
@@ -225,7 +175,7 @@ def test_a_pair_plays_two_games(tasks: Path, tmp_path: Path) -> None:
 
 def test_a_win_rate_without_style_has_an_interval(tasks: Path, tmp_path: Path) -> None:
     rubric = PAIR + "style_control: true\n"
-    judged = Judged(tasks, rubric, _baseline(tmp_path / "baselines"))
+    judged = judged_by(rubric, tasks, _baseline(tmp_path / "baselines"))
     found = judged.results(lambda question, number: "[[A>B]]" if number % 3 else "[[B>A]]")
     low, rate, high = (
         found.results["t"][f"win_rate_style_controlled{end},none"] for end in ("_low", "", "_high")
@@ -235,9 +185,9 @@ def test_a_win_rate_without_style_has_an_interval(tasks: Path, tmp_path: Path) -
 
 
 def test_a_missing_answer_of_the_baseline_is_named(tasks: Path, tmp_path: Path) -> None:
-    judged = Judged(tasks, PAIR, _baseline(tmp_path / "baselines", 4))
+    judged = judged_by(PAIR, tasks, _baseline(tmp_path / "baselines", 4))
     with pytest.raises(UserError, match="the baseline has no answer to '4'"):
-        judged.evaluator.questions(judged.dataset, judged.responses())
+        judged.questions()
 
 
 @pytest.mark.parametrize(
@@ -257,36 +207,34 @@ def test_what_does_not_suit_the_documents_is_said_while_building(
     tasks: Path, text: str, words: str
 ) -> None:
     with pytest.raises(UserError) as caught:
-        Judged(tasks, text)
+        judged_by(text, tasks)
     assert words in str(caught.value)
     assert "dataset 't'" in str(caught.value)
 
 
 def test_a_rubric_needs_text(tasks: Path) -> None:
-    write_task(tasks, DOCUMENTS, output_type="loglikelihood", doc_to_target="kind")
+    write_judged(tasks, output_type="loglikelihood", doc_to_target="kind")
     with pytest.raises(UserError, match="a rubric needs a task with output_type generate_until"):
-        Judged(tasks, SINGLE)
+        judged_by(SINGLE, tasks)
 
 
 def test_a_task_without_targets_says_so(tasks: Path) -> None:
-    write_task(tasks, DOCUMENTS, doc_to_target=None)
+    write_judged(tasks, doc_to_target=None)
     with pytest.raises(UserError, match=r"'t'.*no doc_to_target; without targets, set it to \"\""):
-        Judged(tasks, SINGLE)
+        judged_by(SINGLE, tasks)
 
 
 def test_a_prompt_that_is_empty_is_not_asked(tasks: Path) -> None:
     text = SINGLE.replace("{{ question }}", "{% if n > 3 %}{{ question }}")
-    judged = Judged(tasks, text.replace('answer) }}"', 'answer) }}{% endif %}"'))
-    assert len(judged.evaluator.questions(judged.dataset, judged.responses())) == 2
+    judged = judged_by(text.replace('answer) }}"', 'answer) }}{% endif %}"'), tasks)
+    assert len(judged.questions()) == 2
 
 
 def test_an_answer_without_end_has_no_verdict(tasks: Path) -> None:
-    judged = Judged(tasks, SINGLE.replace("=answer)", "=answer * 4001)"))
-    texts = ["x" * 1000, *["y"] * 5]
-    asked = judged.evaluator.questions(judged.dataset, judged.responses(texts))
-    assert len(asked) == 5
-    answers = {q.id: Answer(id=q.id, passed=True, result="[[6]]", seconds=1) for q in asked}
-    found = judged.evaluator.finish(judged.dataset, judged.responses(texts), answers)
+    long = SINGLE.replace("=answer)", "=answer * 4001)")
+    judged = judged_by(long, tasks, texts=["x" * 1000, *["y"] * 5])
+    assert len(judged.questions()) == 5
+    found = judged.results(lambda *_: "[[6]]")
     assert found.results["t"]["score,none"] == 6
     assert (found.judge["without_verdict"], found.judge["refused"]) == (1, 1)
 
@@ -333,8 +281,3 @@ def _answer_all(run_dir: RunDir, judge: Callable[[str], str]) -> None:
         ]
         target = run_dir.root / "answers" / "t" / path.name
         _files.write(target, "".join(answer.line() for answer in answers))
-
-
-def test_an_index_says_that_a_judge_is_asked(tasks: Path) -> None:
-    index = Judged(tasks, SINGLE).index
-    assert DatasetRequests.model_validate_json(index.model_dump_json()).judged

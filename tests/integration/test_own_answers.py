@@ -1,16 +1,16 @@
 """Items whose few-shot examples show their own answer are counted, and their prompts unchanged."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.evaluators import byte_tokenizer, evaluator_of
+from tests.own_tasks import write_task
 from transformers import PreTrainedTokenizerFast
 
 from coordinate_eval.coordinator.report.warnings import own_answers
-from coordinate_eval.records import Dataset, DatasetRequests, OwnAnswers, Request
+from coordinate_eval.records import DatasetRequests, OwnAnswers, Request
 
 QUESTIONS = [{"q": f"What is {n} plus {n}?", "a": str(2 * n), "id": n} for n in range(12)]
 OTHERS = [{"q": f"What is {n} times {n}?", "a": str(n * n), "id": n} for n in range(9)]
@@ -46,18 +46,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make(tokenizer: Path, tmp_path: Path) -> Make:
     """Build the requests of a task with these splits."""
 
-    def made(splits: dict[str, Any], **config: object) -> tuple[DatasetRequests, list[Request]]:
-        files = {}
-        for name, documents in splits.items():
-            files[name] = str(tmp_path / f"{name}.jsonl")
-            Path(files[name]).write_text("".join(json.dumps(each) + "\n" for each in documents))
-        task = {
-            "task": "own", "dataset_path": "json", "dataset_kwargs": {"data_files": files},
-            "num_fewshot": 3, **config,
-        }  # fmt: skip
-        (tmp_path / "own.yaml").write_text(json.dumps(task))
+    def made(splits: dict[str, Any], **config: Any) -> tuple[DatasetRequests, list[Request]]:
+        dataset = write_task(tmp_path, splits, **{"test_split": None, "num_fewshot": 3} | config)
         requests: list[Request] = []
-        index = evaluator_of(tokenizer, tmp_path).build(Dataset(name="own"), requests.append)
+        index = evaluator_of(tokenizer, tmp_path).build(dataset, requests.append)
         return index, requests
 
     return made

@@ -9,12 +9,15 @@ import pytest
 pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
 
-from tests.evaluators import Evaluators, byte_tokenizer, evaluator_of, requests_of, write_task
+from tests.evaluators import Evaluators, byte_tokenizer, evaluator_of, requests_of
+from tests.own_tasks import write_task
 from tests.runs import TASKS
 
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.records import Dataset
+
+ROWS = [{"q": "a", "a": "b"}]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,7 @@ def test_an_unknown_task_is_named_with_its_neighbours_and_what_could_not_be_read
 def test_a_task_that_cannot_be_loaded_is_named_with_its_file(
     evaluator: Evaluators, tmp_path: Path, config: dict[str, Any], words: str
 ) -> None:
-    dataset = write_task(tmp_path, **config)
+    dataset = write_task(tmp_path, ROWS, **config)
     with pytest.raises(UserError) as raised:
         requests_of(evaluator(tmp_path), dataset)
     assert "'own'" in str(raised.value)
@@ -63,11 +66,11 @@ def test_a_task_that_cannot_be_loaded_is_named_with_its_file(
 
 
 def test_a_dataset_without_items_is_refused(evaluator: Evaluators, tmp_path: Path) -> None:
-    dataset = write_task(tmp_path)
+    dataset = write_task(tmp_path, ROWS)
     with pytest.raises(UserError, match=r"'own'.*no items"):
         requests_of(evaluator(tmp_path), dataset.model_copy(update={"limit": 0}))
-    (tmp_path / "data's here.jsonl").write_text("")
-    with pytest.raises(UserError, match=r"(?s)'own'.*data file .*data's here.jsonl is empty"):
+    (tmp_path / "own's test.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"(?s)'own'.*data file .*own's test.jsonl is empty"):
         requests_of(evaluator(tmp_path), dataset)
 
 
@@ -78,7 +81,7 @@ def test_an_empty_file_that_marks_a_folder_is_not_blamed(
     folder.mkdir()
     (folder / "_SUCCESS").write_text("")
     (folder / "test.jsonl").write_text("torn")
-    dataset = write_task(tmp_path, dataset_path=str(folder), dataset_kwargs=None)
+    dataset = write_task(tmp_path, ROWS, dataset_path=str(folder), dataset_kwargs=None)
     with pytest.raises(UserError) as raised:
         requests_of(evaluator(tmp_path), dataset)
     assert "_SUCCESS" not in str(raised.value)
@@ -92,7 +95,7 @@ def test_what_lies_on_an_unreachable_hub_is_said_to(
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    dataset = write_task(tmp_path, dataset_path="nobody/nothing", dataset_kwargs=None)
+    dataset = write_task(tmp_path, ROWS, dataset_path="nobody/nothing", dataset_kwargs=None)
     with pytest.raises(UserError, match=r"(?s)own task\.yaml.*hub.*HF_HOME"):
         requests_of(evaluator(tmp_path), dataset)
 

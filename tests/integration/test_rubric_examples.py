@@ -5,14 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.tiny import tiny_model
+from tests.judged_datasets import Judged
 
 pytest.importorskip("lm_eval")
 
 from coordinate_eval.coordinator.inputs.suites import suite
-from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
-from coordinate_eval.evaluators.harness.tasks.judged_task import Panel
-from coordinate_eval.records import Answer, DatasetResults, Key, Request, Response
+from coordinate_eval.records import DatasetResults, Question
 
 PAGE = Path(__file__).parents[2] / "docs" / "judges.md"
 DOCUMENTS = [{"number": n, "question": f"Q{n}?", "topic": "ab"[n % 2]} for n in range(4)]
@@ -40,31 +38,13 @@ def _judged(folder: Path, name: str, words: dict[str, str]) -> tuple[list[str], 
     dataset = next(each for each in made.datasets if each.name == name)
     lines = [json.dumps({"id": str(n), "answers": ["old"]}) + "\n" for n in range(4)]
     (folder / f"{name}.jsonl").write_text("".join(lines))
-    evaluator = HarnessEvaluator(
-        tokenizer=tiny_model(),
-        max_length=1024,
-        include_path=made.include_path,
-        panel=Panel("judge", "", folder),
-    )
-    requests: list[Request] = []
-    evaluator.build(dataset, requests.append)
-    responses = [
-        Response(
-            **{key: getattr(asked, key) for key in Key.model_fields},
-            text="new",
-            tokens=1,
-            finish="stop",
-        )
-        for asked in requests
-    ]
-    questions = evaluator.questions(dataset, responses)
-    answers, told = {}, []
-    for question in questions:
+    judged = Judged(dataset, made.include_path, folder, texts=["new"])
+
+    def judge(question: Question, _: int) -> str:
         text = json.loads(question.content)["messages"][-1]["content"]
-        told.append(text)
-        said = next(said for part, said in words.items() if part in text)
-        answers[question.id] = Answer(id=question.id, passed=True, result=said, seconds=1)
-    return told, evaluator.finish(dataset, responses, answers)
+        return next(said for part, said in words.items() if part in text)
+
+    return [messages[-1] for messages in judged.told()], judged.results(judge)
 
 
 def test_single_answers(folder: Path) -> None:

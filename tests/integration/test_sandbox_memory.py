@@ -188,15 +188,15 @@ process seems to have it."""
 
 
 @pytest.fixture(scope="module", params=CONFINING)
-def with_network(request: pytest.FixtureRequest) -> Iterator[Runner]:
-    """A sandbox with a network of its own."""
+def confined(request: pytest.FixtureRequest) -> Iterator[Runner]:
+    """A sandbox with a network and file systems of its own."""
     with opened(request.param, LIMIT) as runner:
         yield runner
 
 
 @pytest.mark.parametrize("hog", OUT_OF_SIGHT.values(), ids=OUT_OF_SIGHT.keys())
-def test_what_no_process_seems_to_have_counts(with_network: Runner, hog: str) -> None:
-    answer = with_network.run(ask(f"{SPAWN}\n{hog}\ntime.sleep(1000)", timeout=600.0))
+def test_what_no_process_seems_to_have_counts(confined: Runner, hog: str) -> None:
+    answer = confined.run(ask(f"{SPAWN}\n{hog}\ntime.sleep(1000)", timeout=600.0))
     assert answer.result == TOO_MUCH
 
 
@@ -211,13 +211,6 @@ NAMES = {
     "files without a name": "kept = os.open(name, os.O_CREAT); os.close(kept)\n"
     "  n % 9 or os.unlink(name)",
 }
-
-
-@pytest.fixture(scope="module", params=CONFINING)
-def confined(request: pytest.FixtureRequest) -> Iterator[Runner]:
-    """A sandbox with file systems of its own."""
-    with opened(request.param, LIMIT) as runner:
-        yield runner
 
 
 @pytest.mark.parametrize("makes", NAMES.values(), ids=NAMES.keys())

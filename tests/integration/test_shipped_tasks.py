@@ -5,14 +5,13 @@ place; TheoremQA and MGSM also with all of their real items, where these are.
 """
 
 import csv
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
+from tests.languages import tasks_module
 from tests.problems import LANGUAGES, PROBLEMS, humaneval_x, multipl_e, solution
 from tests.shipped import SHIPPED, Bench, bench, real
 from tests.tiny import tiny_model
@@ -33,15 +32,6 @@ def runs(program: str) -> bool:
     except Exception:
         return False
     return True
-
-
-def module(name: str) -> ModuleType:
-    """A module beside the shipped tasks, as the harness imports it."""
-    spec = importlib.util.spec_from_file_location(name, SHIPPED / f"{name}.py")
-    assert spec and spec.loader
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
 
 
 SVAMP = [
@@ -104,7 +94,7 @@ THEOREMS = [
 
 @pytest.mark.parametrize(("answer", "kind", "right", "wrong"), THEOREMS)
 def test_answers_of_theoremqa(answer: str, kind: str, right: list[str], wrong: list[str]) -> None:
-    is_right = module("theoremqa").is_right
+    is_right = tasks_module("theoremqa").is_right
     for said in right:
         assert is_right(said, answer, kind), said
     for said in wrong:
@@ -240,12 +230,12 @@ def test_humaneval_x(language: str, tmp_path: Path) -> None:
     ],
 )
 def test_where_an_answer_of_humaneval_x_ends(language: str, text: str, body: str) -> None:
-    assert module("humaneval_x").answer(language, text) == body
+    assert tasks_module("humaneval_x").answer(language, text) == body
 
 
 def test_go_imports_what_the_answer_uses_and_its_tests_do_not(tmp_path: Path) -> None:
     row = humaneval_x(PROBLEMS[0], "go")
-    ((program,),) = module("humaneval_x").programs(
+    ((program,),) = tasks_module("humaneval_x").programs(
         [["    // as in strings.\n    fmt.Println(rand.Int())\n    return a\n}\n"]], [row]
     )
     assert program.count("import (") == 2
@@ -277,7 +267,7 @@ def test_several_samples_give_an_unbiased_estimate(tmp_path: Path) -> None:
     made = bench(tmp_path, "humaneval_x_js", [row])
     predictions = [["a", "b", "c", "WRONG"]]
     with answered_by(lambda question: Verdict(question.content[0] in "ab", "passed")):
-        scores = module("humaneval_x").pass_at_k([row["test"]], predictions, [1, 2, 8], "js")
+        scores = tasks_module("humaneval_x").pass_at_k([row["test"]], predictions, [1, 2, 8], "js")
     assert made.built.languages == ["js"]
     assert scores == pytest.approx({"pass@1": 0.5, "pass@2": 5 / 6})
 

@@ -1,9 +1,8 @@
 """Scoring without prompts gives the scores, and finds the changes, of scoring with them."""
 
-import json
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,16 @@ pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
 
 from lm_eval.api.task import ConfigurableTask
+from tests.own_tasks import write_task
 from tests.tiny import tiny_model
 
 from coordinate_eval.errors import RecordError
+from coordinate_eval.evaluators.engines.common import respond
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.records import (
     Dataset,
     DatasetRequests,
     DatasetResults,
-    Key,
     Request,
     RequestKind,
     Response,
@@ -153,9 +153,7 @@ class Task:
         dice = random.Random(seed)
         self.folder, self.config = folder, config
         (folder / "functions.py").write_text(FUNCTIONS)
-        for split in ("train", "test"):
-            rows = [_row(dice) for _ in range(ITEMS)]
-            self.write_data(split, rows)
+        self.rows = {split: [_row(dice) for _ in range(ITEMS)] for split in ("train", "test")}
         self.write()
         self.dataset = Dataset(name="own", limit=dice.choice([None, 7]))
         requests: list[Request] = []
@@ -163,22 +161,9 @@ class Task:
         self.index: DatasetRequests = builder.build(self.dataset, requests.append)
         self.responses = [_response(request, dice) for request in requests]
 
-    def write_data(self, split: str, rows: Sequence[dict[str, Any]]) -> None:
-        lines = "".join(f"{json.dumps(row)}\n" for row in rows)
-        (self.folder / f"{split}.jsonl").write_text(lines)
-
     def write(self) -> None:
-        """Write the task's configuration."""
-        files = {split: str(self.folder / f"{split}.jsonl") for split in ("train", "test")}
-        config = {
-            "task": "own",
-            "dataset_path": "json",
-            "dataset_kwargs": {"data_files": files},
-            "test_split": "test",
-            "doc_to_text": "Question: {{question}}?\nAnswer:",
-            **self.config,
-        }
-        (self.folder / "own.yaml").write_text(_yaml(config))
+        text = "Question: {{question}}?\nAnswer:"
+        write_task(self.folder, self.rows, **{"doc_to_text": text, **self.config})
 
     def evaluator(self, tokenizer: Path) -> HarnessEvaluator:
         return HarnessEvaluator(tokenizer=tokenizer, max_length=96, include_path=[str(self.folder)])
@@ -205,28 +190,10 @@ def _row(dice: random.Random) -> dict[str, Any]:
 
 
 def _response(request: Request, dice: random.Random) -> Response:
-    key = {name: getattr(request, name) for name in Key.model_fields}
     if request.kind is RequestKind.GENERATE:
-        return Response(**key, text=" ".join(dice.choices(WORDS, k=4)), tokens=4, finish="stop")
+        return respond(request, text=" ".join(dice.choices(WORDS, k=4)), tokens=4, finish="stop")
     nats, greedy = -9 * dice.random(), dice.random() < 0.5
-    return Response(**key, logprob=nats, greedy=greedy, tokens=2, finish="scored")
-
-
-def _yaml(config: dict[str, Any]) -> str:
-    """Return YAML whose strings that begin with an exclamation mark are functions."""
-    text = json.dumps(config, indent=1)
-    for name in (
-        "text",
-        "drawn",
-        "choices",
-        "seen_so_far",
-        "by_chance",
-        "length",
-        "marked",
-        "tidy",
-    ):
-        text = text.replace(f'"!functions.{name}"', f"!function functions.{name}")
-    return text
+    return respond(request, logprob=nats, greedy=greedy, tokens=2, finish="scored")
 
 
 Forbid = Callable[[], None]
@@ -268,7 +235,8 @@ def test_prompts_are_made_again_where_scoring_might_notice(tmp_path: Path, name:
 @pytest.mark.parametrize("split", ["test", "train"])
 def test_changed_data_are_found(tmp_path: Path, split: str) -> None:
     task = Task(tmp_path, 0, **PLAIN["choice with examples"])
-    task.write_data(split, [_row(random.Random(9)) for _ in range(ITEMS)])
+    task.rows[split] = [_row(random.Random(9)) for _ in range(ITEMS)]
+    task.write()
     with pytest.raises(RecordError, match="another prompt"):
         task.scored(load=True)
 

@@ -10,11 +10,21 @@ import pytest
 
 from coordinate_eval.evaluators.around_import import hidden
 
-SCRIPT = """
+IMPORTS = """
 import sys
 from contextlib import contextmanager
 from coordinate_eval.evaluators.around_import import around_import
+"""
 
+
+def run(script: str, folder: Path) -> None:
+    """Run a script in a folder with modules; it must end well."""
+    argv = [sys.executable, "-c", IMPORTS + script]
+    done = subprocess.run(argv, cwd=folder, env={}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+SCRIPT = """
 @contextmanager
 def around():
     seen.append("before")
@@ -41,22 +51,10 @@ def test_a_module_is_changed_before_anybody_sees_it(tmp_path: Path) -> None:
     (library / "__init__.py").write_text("from library.part import value\n")
     (library / "part.py").write_text("value = 'as it was'\n")
     (library / "other.py").write_text("")
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        cwd=tmp_path,
-        env={},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run(SCRIPT, tmp_path)
 
 
 FAILING = """
-import sys
-from contextlib import contextmanager
-from coordinate_eval.evaluators.around_import import around_import
-
 @contextmanager
 def around():
     seen.append("before")
@@ -75,15 +73,7 @@ assert seen == ["before", "before"], seen
 
 def test_an_import_that_fails_is_tried_again_in_the_same_way(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text("raise OSError('not now')\n")
-    done = subprocess.run(
-        [sys.executable, "-c", FAILING],
-        cwd=tmp_path,
-        env={},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run(FAILING, tmp_path)
 
 
 @pytest.mark.parametrize("imported", [True, False])

@@ -21,16 +21,7 @@ from coordinate_eval.evaluators.engines.transformers import batches
 from coordinate_eval.evaluators.engines.transformers_text import first_stop
 from coordinate_eval.records import Request, RequestKind
 
-ASKED = Request(
-    dataset="d",
-    item=0,
-    task="it's a task",
-    doc=5,
-    prompt_hash="h",
-    kind=RequestKind.GENERATE,
-    tokens=[1, 2],
-    max_tokens=4,
-)
+ASKED = common.probe(RequestKind.GENERATE, [1, 2], task="it's a task", doc=5, max_tokens=4)
 
 short = st.text(alphabet="ab", max_size=6)
 

@@ -48,41 +48,6 @@ LABELS = Rubric(
 )
 
 
-@pytest.mark.parametrize(
-    ("words", "verdict"),
-    [
-        ("Rating: [[7]]", [7.0]),
-        ("[[7.5]], not [[3]]", [7.5]),
-        ("[2] and then [[8]]", [8.0]),  # the first pattern wins wherever it matches
-        ("[2] and then [3]", [2.0]),
-        ("[[11]]", None),
-        ("[[11]] [5]", None),  # no other pattern is tried
-        ("[[0.5]]", None),
-        ("seven", None),
-        ("", None),
-        ("[[" + "1" * 1_000_000, None),
-        ("[[٣]]", [3.0]),
-    ],
-)
-def test_a_rating_is_found(words: str, verdict: Verdict) -> None:
-    assert find_verdict(words, RATING) == verdict
-
-
-@pytest.mark.parametrize(
-    ("words", "verdict"),
-    [
-        ("[[A>B]]", [1.0]),
-        ("[[A>B]] … My final verdict is [[b>>a]]", [0.0, 0.0, 0.0]),
-        ("[[A=B]] [A>B]", [0.5]),
-        ("[B>A]", [0.0]),
-        ("[[A<>B]]", None),
-        ("[[C]]", None),
-    ],
-)
-def test_a_label_is_found(words: str, verdict: Verdict) -> None:
-    assert find_verdict(words, LABELS) == verdict
-
-
 @given(st.text())
 def test_any_words_have_a_verdict_or_none(words: str) -> None:
     for rules in (RATING, LABELS):
@@ -200,14 +165,15 @@ def _shipped(name: str) -> Rubric:
     ("words", "verdict"),
     [
         ("A good answer. Rating: [[8]]", [8.0]),
-        ("[[8.5]]", [8.5]),
+        ("[[8.5]], not [[3]]", [8.5]),
+        ("[[٣]]", [3.0]),
+        ("[[11]] [5]", None),  # no other pattern is tried
         ("[[8.]]", [8.0]),
         ("**Rating: [[8]]**\n\nAs in [1], [[2]]", [8.0]),
         ("As in [1], I say [[8]]", [8.0]),
         ("Rating: [8]", [8.0]),
         ("[8] or [9]", [8.0]),
-        ("[[15]]", None),  # the published evaluator knows no scale, its prompts do
-        ("Rating: [[85]]", None),
+        ("Rating: [[85]]", None),  # the published evaluator knows no scale, its prompts do
         ("[[0]]", None),
         ("[[10.5]] [[8]]", None),
         ("[[8,5]]", None),
@@ -240,8 +206,7 @@ def test_a_rating_of_mt_bench(name: str, words: str, verdict: Verdict) -> None:
     ("words", "verdict"),
     [
         ("My final verdict is: [[A>>B]]", [1, 1, 1]),
-        ("[[A>B]]", [1]),
-        ("[[A=B]]", [0.5]),
+        ("[[A=B]] [A>B]", [0.5]),
         ("[[B=A]]", [0.5]),
         ("[[B>A]]", [0]),
         ("[[B>>A]]", [0, 0, 0]),

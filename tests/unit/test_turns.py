@@ -26,17 +26,8 @@ from coordinate_eval.records import (
 
 
 def ask(item: int = 0, **fields: Any) -> Request:
-    wanted: dict[str, Any] = {
-        "dataset": "d",
-        "item": item,
-        "task": "t",
-        "doc": item,
-        "prompt_hash": "h",
-        "kind": RequestKind.GENERATE,
-        "tokens": [1, 2, item],
-        "max_tokens": 30,
-    }
-    return Request.model_validate(wanted | fields, extra="forbid")
+    wanted = {"item": item, "doc": item, "max_tokens": 30} | fields
+    return common.probe(RequestKind.GENERATE, [1, 2, item], **wanted)
 
 
 def chars(text: str) -> list[int]:

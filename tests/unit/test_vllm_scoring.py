@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinate_eval.errors import EngineError
+from coordinate_eval.evaluators.engines.common import probe
 from coordinate_eval.evaluators.engines.scoring import Ask, Scoring, together
 from coordinate_eval.records import Request, RequestKind, Response
 
@@ -71,12 +72,8 @@ class Vllm:
 
 
 def request(context: Sequence[int], then: Sequence[int], **fields: object) -> Request:
-    return Request.model_validate(
-        {
-            "dataset": "d", "item": 0, "task": "t", "doc": 0, "prompt_hash": "h",
-            "kind": RequestKind.LOGLIKELIHOOD, "tokens": context, "continuation": then,
-        } | fields, extra="forbid"
-    )  # fmt: skip
+    asked = {"tokens": context, "continuation": then, **fields}
+    return probe(RequestKind.LOGLIKELIHOOD, [], **asked)
 
 
 def expected(one: Request) -> tuple[float, bool]:

@@ -198,7 +198,7 @@ def respond(
     )
 
 
-def probe(kind: RequestKind, tokens: list[int], **fields: Any) -> Request:
+def probe(kind: RequestKind, tokens: Sequence[int], /, **fields: Any) -> Request:
     """Return a request of no dataset, with which an engine is tried."""
     key = {"dataset": "probe", "item": 0, "task": "probe", "doc": 0, "prompt_hash": ""}
     return Request.model_validate(key | {"kind": kind, "tokens": tokens} | fields)
