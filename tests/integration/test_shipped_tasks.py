@@ -19,7 +19,7 @@ from tests.tiny import tiny_model
 pytest.importorskip("lm_eval")
 
 from coordinate_eval.coordinator.inputs.suites import suite
-from coordinate_eval.evaluators.harness.code_eval import Verdict, answered_by, program_question
+from coordinate_eval.evaluators.harness.code_eval import answer_to, answered_by, program_question
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.priors import catalogue
 from coordinate_eval.records import Dataset, Request, Response
@@ -266,7 +266,7 @@ def test_several_samples_give_an_unbiased_estimate(tmp_path: Path) -> None:
     row = humaneval_x(PROBLEMS[0], "js")
     made = bench(tmp_path, "humaneval_x_js", [row])
     predictions = [["a", "b", "c", "WRONG"]]
-    with answered_by(lambda question: Verdict(question.content[0] in "ab", "passed")):
+    with answered_by(lambda asked: answer_to(asked, passed=asked.content[0] in "ab", result="")):
         scores = tasks_module("humaneval_x").pass_at_k([row["test"]], predictions, [1, 2, 8], "js")
     assert made.built.languages == ["js"]
     assert scores == pytest.approx({"pass@1": 0.5, "pass@2": 5 / 6})

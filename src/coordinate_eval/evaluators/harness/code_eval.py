@@ -2,7 +2,7 @@
 
 Tasks with generated programs load `evaluate.load("code_eval")`, which downloads the metric from a
 hub and executes the programs in this process. Some tasks run it as soon as they are imported.
-After `stand_in`, that call returns a `CodeEval` instead, whose verdicts come from an *oracle*:
+After `stand_in`, that call returns a `CodeEval` instead, whose answers come from an *oracle*:
 
 - by default every program passes, which suits the test run on import;
 - `Collector` records the programs, as questions for the sandbox;
@@ -19,32 +19,27 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 from coordinate_eval.evaluators.around_import import around_import
 from coordinate_eval.evaluators.sandbox.toolchains import language as known_language
 from coordinate_eval.records import PYTHON, Answer, Question, QuestionKind
 
-
-class Verdict(NamedTuple):
-    """The content of an `Answer`."""
-
-    passed: bool
-    result: str
-    cut: bool = False
-    without: Sequence[str] = ()
-
-
-Oracle = Callable[[Question], Verdict]
-"""A function of a question that returns a verdict."""
+Oracle = Callable[[Question], Answer]
+"""A function that answers a question."""
 
 _METRIC = "code_eval"
 # The default of the real metric.
 _DEFAULT_KS = (1, 10, 100)
 
 
-def _everything_passes(question: Question) -> Verdict:
-    return Verdict(passed=True, result="passed")
+def answer_to(question: Question, *, passed: bool, result: str) -> Answer:
+    """Return an answer of the program's own, which nothing was run for."""
+    return Answer(id=question.id, passed=passed, result=result, seconds=0.0)
+
+
+def _everything_passes(question: Question) -> Answer:
+    return answer_to(question, passed=True, result="passed")
 
 
 _oracle: ContextVar[Oracle] = ContextVar("_oracle", default=_everything_passes)
@@ -69,10 +64,10 @@ class Collector:
     def __init__(self) -> None:
         self._questions: dict[str, Question] = {}
 
-    def __call__(self, question: Question) -> Verdict:
+    def __call__(self, question: Question) -> Answer:
         """Record the question and return a failure."""
         self._questions.setdefault(question.id, question)
-        return Verdict(passed=False, result="failed: not run yet")
+        return answer_to(question, passed=False, result="failed: not run yet")
 
     @property
     def questions(self) -> list[Question]:
@@ -98,15 +93,15 @@ class AnswerBook:
         """Return the versions of the compilers behind the answers, by language."""
         return {name: ", ".join(sorted(found)) for name, found in self._toolchains.items()}
 
-    def __call__(self, question: Question) -> Verdict:
-        """Return the verdict in the answer to this question."""
+    def __call__(self, question: Question) -> Answer:
+        """Return the answer to this question."""
         answer = self._answers.get(question.id)
         if answer is None:
             self.missing.add(question.id)
-            return Verdict(passed=False, result="failed: never answered")
+            return answer_to(question, passed=False, result="failed: never answered")
         if answer.toolchain:
             self._toolchains.setdefault(question.language, set()).add(answer.toolchain)
-        return Verdict(answer.passed, answer.result, answer.cut, answer.without)
+        return answer
 
 
 @contextmanager
@@ -119,8 +114,8 @@ def answered_by(oracle: Oracle) -> Iterator[None]:
         _oracle.reset(token)
 
 
-def ask(question: Question) -> Verdict:
-    """Return the verdict on a question."""
+def ask(question: Question) -> Answer:
+    """Return the answer to a question."""
     return _oracle.get()(question)
 
 
@@ -151,11 +146,11 @@ class CodeEval:
         for task, (candidates, test) in enumerate(zip(predictions, references, strict=True)):
             verdicts[task] = []
             for completion, candidate in enumerate(candidates):
-                verdict = ask(program_question(f"{candidate}\n{test}", seconds, language))
+                answer = ask(program_question(f"{candidate}\n{test}", seconds, language))
                 entry = {
                     "task_id": task,
-                    "passed": verdict.passed,
-                    "result": verdict.result,
+                    "passed": answer.passed,
+                    "result": answer.result,
                     "completion_id": completion,
                 }
                 verdicts[task].append((completion, entry))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from lm_eval.utils import handle_non_serializable, sanitize_list
 
 from coordinate_eval.evaluators.confined.messages import LoggedSample, LoggedVerdict
-from coordinate_eval.evaluators.harness.code_eval import AnswerBook, Verdict
+from coordinate_eval.evaluators.harness.code_eval import AnswerBook
 from coordinate_eval.evaluators.harness.item_scores import number_of, wrapped
 from coordinate_eval.records import Answer, Question
 
@@ -62,11 +62,11 @@ class NotingBook(AnswerBook):
         self._said: list[str] = []
         self._of_documents: dict[str, list[list[str]]] = {}
 
-    def __call__(self, question: Question) -> Verdict:
-        """Return the verdict in the answer to this question."""
-        verdict = super().__call__(question)
-        self._said.append(verdict.result)
-        return verdict
+    def __call__(self, question: Question) -> Answer:
+        """Return the answer to this question."""
+        answer = super().__call__(question)
+        self._said.append(answer.result)
+        return answer
 
     @contextmanager
     def noting(self, tasks: Mapping[str, Any]) -> Iterator[None]:
