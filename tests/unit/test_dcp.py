@@ -98,6 +98,11 @@ def test_a_folder_inside_is_found(tmp_path: Path, inside: str) -> None:
     assert equal(tensors(folder / inside), state())
 
 
+def test_parts_of_one_shape_may_lie_in_their_files_otherwise(tmp_path: Path) -> None:
+    content = {name: torch.randn(5, 3) for name in "ac"} | {"b": torch.randn(3, 5).T}
+    assert equal(tensors(saved(tmp_path / "step-1", content)), content)
+
+
 def test_it_is_written_as_safetensors(tmp_path: Path) -> None:
     load_file = pytest.importorskip("safetensors.torch").load_file
     folder = saved(tmp_path / "step-1", {"model": state(), "optimizer": {"x": torch.zeros(99)}})

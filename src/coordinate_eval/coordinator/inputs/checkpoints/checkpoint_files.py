@@ -14,8 +14,9 @@ import json
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any, Final
@@ -117,6 +118,7 @@ MOST_SIDE_BYTES_IN_ALL: Final = 256 << 20
 """Bytes of all files beside the weights. They are copied into the run directory and to nodes."""
 
 _CHUNK_BYTES = 1 << 20
+_MOST_SHARED = 256  # files that are open at once: a process may have 1,024
 
 Opened = FileIO | remote.RemoteFile
 """An open file of a checkpoint: its bytes are read at offsets, wherever it lies."""
@@ -141,7 +143,46 @@ def opened(path: Path, *, weights: bool = False) -> Iterator[Opened]:
     """
     if isinstance(path, remote.RemotePath):
         yield remote.opened(path, weights=weights)
-        return
+    elif weights and _shared and (file := _shared[-1].file(path)):
+        yield file
+    else:
+        with _opened(path, weights=weights) as file:
+            yield file
+
+
+@contextmanager
+def sharing_weights() -> Iterator[None]:
+    """Open files of weights once for all threads, which read at offsets, until the block ends.
+
+    To open a file and check where it lies takes as long as to read 300 kB of it, and there are
+    checkpoints of 64 ranks whose parts are no larger.
+    """
+    with ExitStack() as stack:
+        _shared.append(_Shared(stack))
+        stack.callback(_shared.pop)
+        yield
+
+
+class _Shared:
+    """Files that threads have open together, until a stack is closed."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack, self._lock = stack, threading.Lock()
+        self._files: dict[Path, FileIO] = {}
+
+    def file(self, path: Path) -> FileIO | None:
+        """Return a file, opened once; None if too many are open."""
+        with self._lock:
+            if path not in self._files and len(self._files) < _MOST_SHARED:
+                self._files[path] = self._stack.enter_context(_opened(path, weights=True))
+            return self._files.get(path)
+
+
+_shared: list[_Shared] = []
+
+
+@contextmanager
+def _opened(path: Path, *, weights: bool) -> Iterator[FileIO]:
     _check_regular(path, path.stat())  # opening a device may already do something
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with FileIO(descriptor) as file:

@@ -196,6 +196,7 @@ def _write(
 ) -> Iterator[tuple[int, guard.NotFinite | None]]:
     """Write several files at once. Yield the bytes of each tensor, and what is wrong with it."""
     with contextlib.ExitStack() as stack:
+        stack.enter_context(checkpoint_files.sharing_weights())
         targets = [_open(stack, shard) for shard in shards]
         pool = ThreadPoolExecutor(copying.THREADS)
         # All threads have ended before the files are closed.

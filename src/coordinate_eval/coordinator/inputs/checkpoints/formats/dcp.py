@@ -26,8 +26,8 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats import (
 from coordinate_eval.coordinator.inputs.checkpoints.formats.dcp_metadata import (
     METADATA,
     SUFFIXES,
+    Blobs,
     Saved,
-    in_blob,
     read,
     sizes,
 )
@@ -210,7 +210,7 @@ def _counter(folder: Path, name: str, saved: Saved) -> float | None:
     """Return how many steps an optimizer has made of a parameter; None if that cannot be read."""
     with contextlib.suppress(OSError, UserError, struct.error):  # it is not needed
         for saved_part in _placed(folder, name, saved).boxes:
-            box = in_blob(saved_part, "float32")
+            box = Blobs().placed(saved_part, "float32")
             with checkpoint_files.opened(box.file, weights=True) as opened:
                 value: float = _FLOAT.unpack(checkpoint_files.pread(opened, _FLOAT.size, box.at))[0]
                 return value

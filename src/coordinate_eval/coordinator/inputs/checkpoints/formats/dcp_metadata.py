@@ -33,6 +33,7 @@ _MOST_OPCODES = 8_000_000  # 110,000 parts of tensors; what they make takes up t
 _MOST_PARTS, _MOST_TENSORS = 1_000_000, 500_000
 _MOST_NAME_CHARACTERS, _MOST_KEYS = 1024, 64  # of a tensor, and of the dicts that it was in
 _MOST_DIMENSIONS, _MOST_SIZE = 64, 1 << 60  # of a tensor
+_MOST_KNOWN, _MOST_BEGIN_BYTES = 10_000, 2048  # shapes of parts; bytes before their numbers
 _PACKAGE = "torch.distributed.checkpoint"
 _CLASSES = {
     *(
@@ -85,6 +86,55 @@ class Saved(NamedTuple):
     """The keys of nested dicts that each name is made of."""
 
 
+class Blobs:
+    """The parts of tensors as torch.save wrote them in files of ranks.
+
+    It writes the same bytes before the numbers of each part of one shape and type. So a part is
+    read through once, and of others only how they begin.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, tuple[int, ...], int], tuple[bytes, tuple[int, ...]]] = {}
+
+    def placed(self, box: Box, dtype: str) -> Box:
+        """Return a part with the place of its elements, from the place of what was saved of it.
+
+        Raises:
+            UserError: Something else lies there.
+        """
+        saved = box.saved or box.shape
+        key = (dtype, saved, box.length)
+        begin, strides = self._known.get(key, (b"", ()))
+        skip = len(begin)
+        if not begin or _begin(box, skip) != begin:
+            skip, strides = _in_blob(box, dtype, saved)
+            if skip <= _MOST_BEGIN_BYTES and len(self._known) < _MOST_KNOWN:
+                self._known[key] = _begin(box, skip), strides
+        skip += ITEM_BYTES[dtype] * sum(
+            n * stride for n, stride in zip(box.first, strides, strict=False)
+        )
+        more = len(box.shape) - len(saved)
+        strides = (1,) * more + strides[max(0, -more) :]
+        return box._replace(at=box.at + skip, strides=strides, length=0)
+
+
+def _begin(box: Box, length: int) -> bytes:
+    with checkpoint_files.opened(box.file, weights=True) as opened:
+        return checkpoint_files.pread(opened, length, box.at)
+
+
+def _in_blob(box: Box, dtype: str, saved: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """Return the bytes before the numbers that were saved of a tensor, and their strides."""
+    tensor, storages = torch_file.read(box.file, box.at, box.length)
+    if not isinstance(tensor, StoredTensor) or (tensor.dtype, tensor.shape) != (dtype, saved):
+        raise UserError(
+            f"{box.file} has something else at byte {box.at:,} than {METADATA} promises: it is of "
+            "another save. Save the checkpoint again"
+        )
+    (place,) = torch_file.layout_of(tensor, storages, box.file).boxes
+    return place.at - box.at, place.strides
+
+
 def read(path: Path) -> Saved:
     """Return what a `.metadata` file says.
 
@@ -115,13 +165,14 @@ def _tensors(folder: Path, described: Mapping[Any, Any]) -> dict[str, Layout]:
         ValueError: They are no tensors, or more than any checkpoint has.
     """
     tensors: dict[str, Layout] = {}
+    blobs = Blobs()
     left = _MOST_PARTS  # one list of parts may be named again and again
     for name, each in described.items():
         if isinstance(each, Object) and each.kind == "TensorStorageMetadata":
             left -= 1 + len(_fields(each, each.kind)["chunks"])
             if left < 0 or len(tensors) >= _MOST_TENSORS:
                 raise ValueError("too many parts of tensors")
-            tensors[_short(name)] = _tensor(folder, each)
+            tensors[_short(name)] = _tensor(folder, each, blobs)
     return tensors
 
 
@@ -161,7 +212,7 @@ def _fields(found: object, kind: str) -> dict[str, Any]:
     raise ValueError(f"it has no {kind}")
 
 
-def _tensor(folder: Path, described: Object) -> Layout:
+def _tensor(folder: Path, described: Object, blobs: Blobs) -> Layout:
     fields = _fields(described, "TensorStorageMetadata")
     properties = fields["properties"].state
     dtype = (properties["dtype"] if isinstance(properties, dict) else properties[0]).name
@@ -176,7 +227,7 @@ def _tensor(folder: Path, described: Object) -> Layout:
             raise ValueError("a part has two numbers of dimensions")
         if 0 not in shape:
             chunks[begin] = Box(folder, 0, shape, contiguous(shape), begin)
-    return Layout(dtype, sizes(fields["size"]), tuple(chunks.values()), found=in_blob)
+    return Layout(dtype, sizes(fields["size"]), tuple(chunks.values()), found=blobs.placed)
 
 
 def sizes(found: object) -> tuple[int, ...]:
@@ -210,19 +261,3 @@ def _parts(path: Path, pairs: Sequence[tuple[Object, Any]]) -> Iterator[tuple[Pl
             (_short(index["fqn"]), () if offset is None else sizes(offset)),
             Part(name, at, length),
         )
-
-
-def in_blob(box: Box, dtype: str) -> Box:
-    """Return a part with the place of its elements in what torch.save wrote of it."""
-    tensor, storages = torch_file.read(box.file, box.at, box.length)
-    saved = box.saved or box.shape
-    if not isinstance(tensor, StoredTensor) or (tensor.dtype, tensor.shape) != (dtype, saved):
-        raise UserError(
-            f"{box.file} has something else at byte {box.at:,} than {METADATA} promises: it is of "
-            "another save. Save the checkpoint again"
-        )
-    (place,) = torch_file.layout_of(tensor, storages, box.file).boxes
-    skipped = sum(n * stride for n, stride in zip(box.first, place.strides, strict=False))
-    more = len(box.shape) - len(saved)
-    strides = (1,) * more + place.strides[max(0, -more) :]
-    return box._replace(at=place.at + skipped * ITEM_BYTES[dtype], strides=strides, length=0)
