@@ -17,6 +17,10 @@ WAITS = "exec tail -f /dev/null"
 """A program of `sh` that ends only when it is told to."""
 
 
+ENGINE = "tail -f /dev/null & echo $! > engine.part; mv engine.part engine; "
+"""Starts a process that does not notice when the job ends, as engines have them."""
+
+
 @dataclass
 class Trial:
     """A cluster, and a folder that all of its nodes share."""
@@ -68,6 +72,15 @@ class Trial:
         """End what is left of its jobs."""
         self.cluster.cancel([task.job_id for task in self.tasks()])
         until(lambda: not self.alive(), "the end of all jobs")
+
+
+def engine_runs(folder: Path) -> bool:
+    """Whether the process that `ENGINE` has started still runs."""
+    try:
+        stat = Path(f"/proc/{int((folder / 'engine').read_text())}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def an_end_is_told_or_unknown_and_never_another(trial: Trial) -> None:

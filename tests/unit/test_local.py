@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from tests.cluster_contract import PROMISES, WAITS, Trial
+from tests.cluster_contract import ENGINE, PROMISES, WAITS, Trial, engine_runs
 from tests.runs import PATIENCE_SECONDS, until
 
 from coordinate_eval.clusters.local import Gpus, LocalCluster, LocalSettings, find_gpus
@@ -18,9 +18,6 @@ from coordinate_eval.errors import SubmitRefused, UserError
 
 FOUR = "NVIDIA H100 80GB HBM3, 81559\n" * 4
 H100 = "NVIDIA_H100_80GB_HBM3"
-
-ENGINE = "tail -f /dev/null & echo $! > engine.part; mv engine.part engine; "
-"""Starts a process that does not notice when the job ends, as engines have them."""
 
 
 @pytest.fixture(autouse=True)
@@ -47,15 +44,6 @@ def local(tmp_path: Path) -> Iterator[Callable[..., Trial]]:
     yield make
     for cluster in opened:
         cluster.__exit__()
-
-
-def runs(folder: Path) -> bool:
-    """Whether the process that `ENGINE` has started still runs."""
-    try:
-        stat = Path(f"/proc/{int((folder / 'engine').read_text())}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
@@ -140,7 +128,7 @@ def test_what_a_job_has_started_ends_with_it(local: Callable[..., Trial], ends: 
     trial = local()
     trial.submit("job", f"{ENGINE} {ends}")
     assert trial.ended("job") == {End.COMPLETED if ends == "exit 0" else End.FAILED}
-    until(lambda: not runs(trial.folder), "the end of its engine")
+    until(lambda: not engine_runs(trial.folder), "the end of its engine")
 
 
 SUPERVISOR = """
@@ -170,7 +158,7 @@ def test_a_job_and_all_it_has_started_end_with_their_supervisor(
     supervisor.send_signal(how)
     supervisor.wait(PATIENCE_SECONDS)
     until(lambda: not Path(f"/proc/{job}").exists(), "the end of its job")
-    until(lambda: not runs(tmp_path), "the end of its engine")
+    until(lambda: not engine_runs(tmp_path), "the end of its engine")
 
 
 GUARD = """
@@ -189,7 +177,7 @@ def test_a_job_that_does_not_end_in_time_is_killed_with_all_it_has_started(tmp_p
     until((tmp_path / "engine").exists, "its start")
     guard.stdin.close()
     assert guard.wait(PATIENCE_SECONDS) == 128 + signal.SIGKILL
-    until(lambda: not runs(tmp_path), "the end of its engine")
+    until(lambda: not engine_runs(tmp_path), "the end of its engine")
 
 
 def gpus(

@@ -11,9 +11,8 @@ import pytest
 
 from coordinate_eval.clusters.protocol import End, Job, State, Waits
 from coordinate_eval.clusters.ray import driver
-from coordinate_eval.clusters.ray.cluster import RayCluster, of_job
-from coordinate_eval.clusters.ray.link import Link
-from coordinate_eval.clusters.ray.nodes import read_nodes, to_come
+from coordinate_eval.clusters.ray.cluster import Link, RayCluster, of_job
+from coordinate_eval.clusters.ray.driver import read_nodes, to_come
 from coordinate_eval.clusters.ray.on_node import names_of, what_is_missing
 from coordinate_eval.coordinator.inputs import clusters, layers
 from coordinate_eval.errors import ClusterSilent, SubmitRefused, UserError

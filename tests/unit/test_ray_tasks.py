@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
+from tests.cluster_contract import ENGINE, engine_runs
 from tests.runs import until
 
 from coordinate_eval.clusters.ray import on_node
@@ -147,24 +148,11 @@ def test_one_that_is_cancelled_before_it_runs_ends_at_once(task: Callable[..., T
     assert exit_status(waiting) == 0
 
 
-ENGINE = "tail -f /dev/null & echo $! > engine.part; mv engine.part engine; "
-"""Starts a process that does not notice when the job ends, as engines have them."""
-
-
-def runs(folder: Path) -> bool:
-    """Whether the process that `ENGINE` has started still runs."""
-    try:
-        stat = Path(f"/proc/{int((folder / 'engine').read_text())}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
 def test_what_a_killed_job_has_started_ends_with_it(
     tmp_path: Path, task: Callable[..., Task]
 ) -> None:
     assert exit_status(task(f"{ENGINE} kill -9 $$", goes_on=False)) == 1
-    until(lambda: not runs(tmp_path), "the end of its engine")
+    until(lambda: not engine_runs(tmp_path), "the end of its engine")
 
 
 def test_what_a_job_has_started_that_must_be_killed_ends_with_it(
@@ -177,4 +165,4 @@ def test_what_a_job_has_started_that_must_be_killed_ends_with_it(
     until((tmp_path / "engine").exists, "its start")
     running.cancel()
     actor.join()
-    until(lambda: not runs(tmp_path), "the end of its engine")
+    until(lambda: not engine_runs(tmp_path), "the end of its engine")

@@ -1,6 +1,7 @@
-"""Tests of submissions against golden texts: exact options and exact script."""
+"""What is submitted: exact options, exact scripts, what bash does with them, and variables."""
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 
 from coordinate_eval.clusters.protocol import Job
 from coordinate_eval.errors import UserError
+from coordinate_eval.slurm.environment import TOKEN, of_command, of_job
 from coordinate_eval.slurm.scripts import Submission, submission
 from coordinate_eval.slurm.settings import SlurmSettings
 
@@ -189,3 +191,65 @@ def test_a_nul_character_is_refused(field: str) -> None:
         submission(TRIALS.model_copy(update={field: "/a\0b"}), SITE)
     with pytest.raises(UserError, match="NUL"):
         submission(TRIALS, SlurmSettings(setup=("a\0",)))
+
+
+def run(*argv: str, setup: str, log: Path) -> int:
+    """Run the script of a job that Slurm may requeue; its exit status."""
+    job = Job(
+        name="super", argv=argv, minutes=60, requeue=True, folder=str(log.parent), log=str(log)
+    )
+    script = submission(job, SlurmSettings(setup=(setup,))).script
+    return subprocess.run(["bash", "-c", script], check=False).returncode
+
+
+def test_a_warning_during_the_setup_ends_nothing(tmp_path: Path) -> None:
+    assert run("mkdir", "began", setup="kill -s USR1 $$", log=tmp_path / "log") == 0
+    assert (tmp_path / "began").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("USR1", 0), ("KILL", 0), ("TERM", 128 + signal.SIGTERM)]
+)
+def test_a_program_that_does_not_listen_yet_begins_again_unless_slurm_ends_it(
+    name: str, status: int, tmp_path: Path
+) -> None:
+    """The first time, it has the job signalled and never ends by itself."""
+    to = "$$" if name == "KILL" else "$PPID"
+    program = f"mkdir tried 2>/dev/null || exit 0; kill -s {name} {to}; exec tail -f /dev/null"
+    assert run("bash", "-c", program, setup=":", log=tmp_path / "log") == status
+
+
+OF_THE_USER = {
+    "HOME": "/home/me", "PATH": "/venv/bin:/bin", "HF_HOME": "/hf", "VLLM_CPU_KVCACHE_SPACE": "4",
+    "LC_ALL": "de_DE.UTF-8", "https_proxy": "http://proxy", "BASH_FUNC_module%%": "() { :; }",
+    "COORDINATE_EVAL_RUNS_DIR": "/runs", "PYTHONPATH": "/lib", "SLURM_CONF": "/etc/x.conf",
+    "_ModuleTable001_": "x", "__MODULES_LMINIT": "module use /m",
+}  # fmt: skip
+OF_THE_SHELL = {
+    "TMPDIR": "/tmp/me", "TRITON_CACHE_DIR": "/t", "TORCHINDUCTOR_CACHE_DIR": "/i",
+    "VLLM_CACHE_ROOT": "/v", "FLASHINFER_WORKSPACE_BASE": "/f", "SSH_AUTH_SOCK": "/s",
+    "_SLURM_SPANK_OPTION_lua_x": "1", "SLURM_JOB_ID": "7", "SBATCH_PARTITION": "nope",
+    "CUDA_VISIBLE_DEVICES": "3", "NCCL_DEBUG": "INFO", "RANK": "1", "KEY": "secret", "PS1": "$",
+}  # fmt: skip
+
+
+def test_a_job_gets_what_is_listed() -> None:
+    assert of_job(OF_THE_USER | OF_THE_SHELL) == OF_THE_USER
+
+
+def test_settings_and_jobs_name_more() -> None:
+    found = of_job(OF_THE_SHELL, ["NCCL_DEBUG", "TR*"], ["KEY"])
+    assert found.keys() == {"NCCL_DEBUG", "TRITON_CACHE_DIR", "KEY"}
+    assert of_job(OF_THE_SHELL, ["KEY"], without=["KEY"]) == {}
+    assert of_job({"A": "1"}, ["*"]) == {"A": "1"}
+
+
+def test_no_command_is_changed_and_each_can_authenticate() -> None:
+    given = OF_THE_USER | OF_THE_SHELL | {TOKEN: "token", "SQUEUE_USERS": "nobody"}
+    found = of_command(given)
+    assert found[TOKEN] == "token"
+    assert found["SLURM_CONF"] == "/etc/x.conf"
+    assert found["LC_ALL"] == "C"  # its messages are read
+    changed = ("SLURM_JOB_ID", "SBATCH_PARTITION", "SQUEUE_USERS", "_SLURM_SPANK_OPTION_lua_x")
+    assert not {*changed} & found.keys()
+    assert of_job(given)[TOKEN] == "token"  # sbatch authenticates, and a supervisor does
