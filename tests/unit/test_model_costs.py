@@ -309,6 +309,18 @@ def test_layers_that_keep_less_cost_less(
     assert found["windowed_bytes_per_token"] == windowed
 
 
+def test_only_layers_without_experts_have_a_width_to_divide_besides_that_of_experts() -> None:
+    found = {name: costs(MODELS[name].config) for name in MODELS}
+    others = {name for name, each in found.items() if "intermediate size" in str(each["splits"])}
+    assert {name for name, each in found.items() if not each["expert_splits"]} == {
+        "Llama 3.1 405B", "Qwen2.5 72B"
+    }  # fmt: skip
+    assert others == {
+        "Llama 3.1 405B", "Qwen2.5 72B", "DeepSeek V3", "Kimi K2", "GLM 4.5", "Llama 4 Maverick"
+    }  # fmt: skip
+    assert found["DeepSeek V3"]["expert_splits"] == {"blocks of 128 in experts": 2048 // 128}
+
+
 def test_what_a_config_does_not_say_of_experts_is_told() -> None:
     config = mixture(layers=2, width=2, heads=2, experts=4, chosen=2, dense=0, shared=0)
     files = headers(config, stacked=False)

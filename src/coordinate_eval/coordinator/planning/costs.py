@@ -85,31 +85,15 @@ def dataset_cost(
     """
     given = dataset.prior
     if given is not None:
-        return Cost(
-            name=dataset.name,
-            items=work.items,
-            gpu_seconds=given.gpu_seconds,
-            metric_cpu_seconds=0.0 if dataset.rubric else given.cpu_seconds,
-            chunk_overhead_seconds=given.chunk_overhead_seconds,
-            floor_seconds=given.floor_seconds,
-            score_seconds=given.score_seconds,
-            splittable=dataset.splittable,
-            spread=given.spread,
-        )
-    expected = priors.predict(subject(dataset), work, on, built=built)
-    return Cost(
-        name=dataset.name,
-        items=work.items,
-        gpu_seconds=expected.gpu_seconds,
-        # A judge takes no core.
-        metric_cpu_seconds=0.0 if dataset.rubric else expected.metric_cpu_seconds,
-        chunk_overhead_seconds=roofline.CHUNK_OVERHEAD_SECONDS,
-        floor_seconds=expected.floor_seconds,
-        # Without a task, it is planned and never scored.
-        score_seconds=expected.score_seconds if dataset.task else 0.0,
-        splittable=dataset.splittable,
-        spread=expected.spread,
-    )
+        seconds = given.model_dump() | {"metric_cpu_seconds": given.cpu_seconds}
+    else:
+        seconds = priors.predict(subject(dataset), work, on, built=built)._asdict()
+        seconds["chunk_overhead_seconds"] = roofline.CHUNK_OVERHEAD_SECONDS
+        if not dataset.task:  # it is planned and never scored
+            seconds["score_seconds"] = 0.0
+    if dataset.rubric:  # a judge takes no core
+        seconds["metric_cpu_seconds"] = 0.0
+    return Cost(name=dataset.name, items=work.items, splittable=dataset.splittable, **seconds)
 
 
 def expected_works(suite: Suite) -> list[roofline.Work]:

@@ -233,18 +233,18 @@ def _head_sizes(config: TextConfig) -> tuple[int, int]:
     return size, own or size
 
 
-_EXPERT_WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size")
-
-
 def _expert_width(config: TextConfig) -> int:
-    return config.number(*_EXPERT_WIDTHS, "intermediate_size") or 0
+    names = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size")
+    return config.number(*names, "intermediate_size") or 0
 
 
 def _has_mlp(config: TextConfig, layers: Layers) -> bool:
     """Return whether layers may have an MLP without experts: its width is none of theirs."""
-    if layers.experts:
-        return config.number("intermediate_size_mlp", *_EXPERT_WIDTHS) is not None
-    return set(layers.mixers) != {"state"}
+    if not layers.experts:
+        return set(layers.mixers) != {"state"}
+    if config.number("decoder_sparse_step") == 1 and not config.given.get("mlp_only_layers"):
+        return False  # of Qwen
+    return _dense_width(config, config.number(*WIDTHS) or 0) != _expert_width(config)
 
 
 def _dense_width(config: TextConfig, width: int) -> int:
