@@ -1,5 +1,6 @@
 """Runs whose responses are made up, scored by the program's own scorer, as root and as nobody."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -30,7 +31,7 @@ from coordinate_eval.records import (
 )
 from tests.decisions import make_run
 from tests.own_tasks import write_task
-from tests.runs import PATIENCE_SECONDS
+from tests.runs import PATIENCE_SECONDS, TASKS
 from tests.tiny import tiny_model
 
 SYSTEM_PYTHON = Path("/usr/bin/python3")
@@ -165,6 +166,23 @@ def wait_for(scorer: "subprocess.Popen[str]", run_dir: RunDir) -> Scored:
     for path in run_dir.results_folder.glob("*.error"):
         found.errors[path.stem] = path.read_text()
     return found
+
+
+def runs_of_sums(home: Path, **texts: list[str]) -> Path:
+    """Scored runs of these names, of sums with these texts as answers, and of an empty group."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(TASKS)
+        for name, answers in texts.items():
+            run_dir = make_scorable(home / name, TASKS, {"tiny_sums": answers, "tiny_group": [""]})
+            scored = wait_for(start_scorer(run_dir, {"HOME": str(home)}), run_dir)
+            assert (scored.status, scored.errors) == (0, {}), scored.said
+    return home
+
+
+def right_sums() -> list[str]:
+    """The answers to all sums."""
+    rows = map(json.loads, (TASKS / "data" / "sums.jsonl").read_text().splitlines())
+    return [f"The answer is {row['answer'].split()[-1]}" for row in rows]
 
 
 def _own(run_dir: RunDir, user: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.scoring import make_scorable, start_scorer, wait_for
+from tests.scoring import right_sums, runs_of_sums
 from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files
@@ -28,8 +28,6 @@ pytest.importorskip("lm_eval")
 
 from coordinate_eval.evaluators.harness.item_scores import ItemBook, clusters_of
 
-TASKS = Path(__file__).parents[1] / "fixtures" / "tasks"
-
 PASSAGE = "A passage that several questions are about, and that has more words than any name. "
 
 Call = Callable[..., Result]
@@ -38,16 +36,7 @@ Call = Callable[..., Result]
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs of two datasets: one answers all sums rightly, the other none."""
-    home = tmp_path_factory.mktemp("home")
-    rows = [json.loads(line) for line in (TASKS / "data" / "sums.jsonl").read_text().splitlines()]
-    right = [f"The answer is {row['answer'].split()[-1]}" for row in rows]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(TASKS)
-        for name, texts in (("a", [""]), ("b", right)):
-            run_dir = make_scorable(home / name, TASKS, {"tiny_sums": texts, "tiny_group": [""]})
-            scored = wait_for(start_scorer(run_dir, {"HOME": str(home)}), run_dir)
-            assert (scored.status, scored.errors) == (0, {}), scored.said
-    return home
+    return runs_of_sums(tmp_path_factory.mktemp("home"), a=[""], b=right_sums())
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.scoring import make_scorable, start_scorer, wait_for
+from tests.scoring import right_sums, runs_of_sums
 from typer.testing import CliRunner, Result
 
 from coordinate_eval import _files
@@ -15,7 +15,6 @@ from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import UserError
 
-TASKS = Path(__file__).parents[1] / "fixtures" / "tasks"
 EVIL = "\x1b[31mis 99.</pre><script>alert(1)</script>[bold]"
 
 Call = Callable[..., Result]
@@ -24,16 +23,8 @@ Call = Callable[..., Result]
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs of two datasets: one is always right about the first sum, the other never."""
-    home = tmp_path_factory.mktemp("home")
-    rows = [json.loads(line) for line in (TASKS / "data" / "sums.jsonl").read_text().splitlines()]
-    right = [f"The answer is {row['answer'].split()[-1]}" for row in rows]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(TASKS)
-        for name, texts in (("a", right), ("b", [EVIL, *right[1:]])):
-            run_dir = make_scorable(home / name, TASKS, {"tiny_sums": texts, "tiny_group": [""]})
-            scored = wait_for(start_scorer(run_dir, {"HOME": str(home)}), run_dir)
-            assert (scored.status, scored.errors) == (0, {}), scored.said
-    return home
+    right = right_sums()
+    return runs_of_sums(tmp_path_factory.mktemp("home"), a=right, b=[EVIL, *right[1:]])
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import io
 from pathlib import Path
 
 from rich.console import Console
-from tests.decisions import ROUND, SPANS, TRIAL, facts, make_run
+from tests.decisions import ROUND, TRIAL, facts, make_run
 from tests.slurm_nodes import task_of
 
 from coordinate_eval import _files
@@ -26,11 +26,11 @@ def test_off_a_terminal_nothing_is_said_twice(tmp_path: Path) -> None:
             display.show(facts())
         display.tell("the scheduler does not answer")
         display.tell("the scheduler does not answer")
-        display.show(facts(unpublished=SPANS[1:]))
+        display.show(facts(unscored=1))
     lines = shown.getvalue().splitlines()
     assert len(lines) == 3
-    assert lines[0].startswith(f"waiting for GPUs: 0 of {len(SPANS)} shards")
-    assert lines[2].startswith(f"waiting for GPUs: 1 of {len(SPANS)} shards")
+    assert "0 of 2 datasets scored" in lines[0]
+    assert "1 of 2 datasets scored" in lines[2]
 
 
 def test_who_waits_is_told_of_a_limit_that_may_never_let_a_job_start(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def everything(folder: Path) -> dict[str, str]:
         ("plan.html", ".", "not empty"),
         ("plan.html", "circle", "cannot be written"),
         ("notes", "new", "cannot be written: it is a folder"),
+        ("notes/thesis.tex/below", "new", "cannot be written"),
+        ("plan.html", "notes/thesis.tex", "is a file"),
     ],
 )
 def test_where_one_cannot_go_none_is_written(

@@ -16,7 +16,6 @@ from tests.tiny import tiny_model
 from coordinate_eval.coordinator.cli import app
 from coordinate_eval.coordinator.cli.output import quiet_libraries
 from coordinate_eval.coordinator.cli.streams import whole_output
-from coordinate_eval.errors import CoordinateError
 
 FULL = Path("/dev/full")
 
@@ -46,14 +45,6 @@ def test_without_any_place_for_errors_the_exit_status_tells(
     monkeypatch.setattr(sys, "__stderr__", None)
     monkeypatch.setattr(sys, "stderr", None)
     assert main(monkeypatch, "status", "no-such-run") == 2
-
-
-@pytest.mark.parametrize("length", [10, 100_000])
-def test_long_and_short_output_is_missed(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
-    with FULL.open("w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        with pytest.raises(CoordinateError, match="cannot write"), whole_output():
-            sys.stdout.write("x" * length)
 
 
 def test_a_reader_that_leaves_ends_it_quietly(

@@ -10,8 +10,7 @@ from tests.plans import reviewed
 
 from coordinate_eval.clusters.protocol import ShownJob
 from coordinate_eval.coordinator.display import show
-from coordinate_eval.coordinator.display.show import write_page, write_scripts
-from coordinate_eval.errors import UserError
+from coordinate_eval.coordinator.display.show import write_scripts
 
 HOSTILE = "</title></svg></script><script>alert(1)</script>\"' onload=x {{ 7*7 }} &amp; \x1b\x00é"
 
@@ -73,24 +72,6 @@ def test_a_page_of_any_size_can_be_sent(nodes: int, trials: int) -> None:
     assert Page(text).tags.count("svg") == 1
 
 
-def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path) -> None:
-    file = tmp_path / "new" / "plan.html"
-    write_page(file, reviewed())
-    first = file.read_text()
-    write_page(file, reviewed(trials=4))
-    assert file.read_text() != first
-    other = tmp_path / "suite.yaml"
-    other.write_text("datasets: [a]\n")
-    with pytest.raises(UserError, match="not the page of a plan"):
-        write_page(other, reviewed())
-    assert other.read_text() == "datasets: [a]\n"
-    with pytest.raises(UserError, match="cannot be written"):
-        write_page(tmp_path, reviewed())
-    with pytest.raises(UserError, match="cannot be written"):
-        write_page(other / "plan.html", reviewed())
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["new", "suite.yaml"]
-
-
 PLANNED = [
     ShownJob("ce-a-keep", "sbatch --mem=1M", "#!/bin/bash\necho 1\n", "…"),
     ShownJob("../../etc/ä b\n", "sbatch --mem=2M", "#!/bin/bash\necho 2\n", "…"),
@@ -112,18 +93,3 @@ def test_scripts_are_exact_and_beside_them_the_command(tmp_path: Path) -> None:
     assert (folder / "ce-a-keep.argv").read_text() == "sbatch --mem=1M < ce-a-keep.sh\n"
     assert (folder / "ce-a-trial.argv").read_text() == "2 × python -m x\n"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["scripts"]
-
-
-def test_scripts_go_to_a_new_or_empty_folder_only(tmp_path: Path) -> None:
-    folder = tmp_path / "scripts"
-    folder.mkdir()
-    write_scripts(folder, PLANNED[:1])
-    names = ["ce-a-keep.argv", "ce-a-keep.sh"]
-    assert sorted(p.name for p in folder.iterdir()) == names
-    with pytest.raises(UserError, match="not empty"):
-        write_scripts(folder, PLANNED)
-    assert sorted(p.name for p in folder.iterdir()) == names
-    with pytest.raises(UserError, match="a file"):
-        write_scripts(folder / names[0], PLANNED)
-    with pytest.raises(UserError, match="cannot be written"):
-        write_scripts(folder / names[0] / "below", PLANNED)

@@ -180,8 +180,9 @@ def test_what_run_directories_hold_steers_no_terminal(
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_results_steer_no_terminal(
-    planted: RunDir, capsys: pytest.CaptureFixture[str], as_json: bool
+    planted: RunDir, on_cluster: OnCluster, capsys: pytest.CaptureFixture[str], as_json: bool
 ) -> None:
+    on_cluster(Scheduler([]))
     from coordinate_eval.coordinator.cli.launch.foreground import show_results
 
     results = {

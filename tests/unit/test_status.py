@@ -56,18 +56,14 @@ def test_the_exit_status_tells_whether_a_run_goes_on(
         assert word in done.output
 
 
-def test_a_finished_run_shows_its_scores(run_dir: RunDir, status: Status) -> None:
-    complete(run_dir)
-    done = status([])
-    assert done.exit_code == 0
-    for word in ("complete", "0.5000", "0.1000", "acc", "coordinate-eval scores r"):
-        assert word in done.output
-
-
-def test_a_finished_run_needs_no_scheduler(run_dir: RunDir, status: Status) -> None:
+def test_a_finished_run_shows_its_scores_and_needs_no_scheduler(
+    run_dir: RunDir, status: Status
+) -> None:
     complete(run_dir)
     done = status(None)
     assert done.exit_code == 0
+    for word in ("complete", "0.5000", "0.1000", "acc", "coordinate-eval scores r"):
+        assert word in done.output
     assert "no answer" not in done.output
 
 

@@ -20,7 +20,15 @@ def screen(
 ) -> str:
     """The screen of a run without trials, whose datasets are in these states."""
     rows: dict[str, Any] = {
-        name: {"state": state, "shards": 1, "shards_done": 1, "score": None, "warnings": []}
+        name: {
+            "state": state,
+            "shards": 1,
+            "shards_done": 1,
+            "items": 9,
+            "of_items": None,
+            "score": None,
+            "warnings": [],
+        }
         for name, state in states.items()
     }
     shown: dict[str, Any] = {
@@ -30,7 +38,8 @@ def screen(
         "judge": judge.model_dump() if judge else None,
         "trials_by_state": {}, "elapsed_seconds": 1.0, "left_seconds": None, "datasets": rows,
         "rescored": rescored, "first_signal": None, "jobs": [], "reasons": [], "avoided": [],
-        "note": "", "next": "coordinate-eval resume r", **more,
+        "note": "", "next": "coordinate-eval resume r", "part": "", "aggregates": {},
+        "left_out": {}, **more,
     }  # fmt: skip
     console = Console(file=io.StringIO(), width=200)
     status_screen.show(shown, console)

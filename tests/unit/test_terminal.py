@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from tests import observed
-from tests.plans import CHECKPOINT, capacity, costs, offer, planned, reviewed
+from tests.plans import CHECKPOINT, capacity, offer, planned, reviewed
 from tests.random_examples import examples
 
 from coordinate_eval.clusters.protocol import Busy, JobLimits, Node, Window
@@ -21,7 +21,7 @@ from coordinate_eval.coordinator.display.summary import dataset_table, review, s
 from coordinate_eval.coordinator.inputs.settings import Settings, TrialSettings
 from coordinate_eval.coordinator.planning import planner
 from coordinate_eval.coordinator.planning.plan import Cost, Plan, PlanEngine, PlanSuite
-from coordinate_eval.coordinator.planning.simulate import Timeline, simulate
+from coordinate_eval.coordinator.planning.simulate import Timeline
 from coordinate_eval.priors.observations import subject
 from coordinate_eval.priors.predict import Priors
 from coordinate_eval.records import Dataset
@@ -49,19 +49,8 @@ def _without_styles(line: str) -> str:
     return Text.from_ansi(line).plain
 
 
-def simulated(plan: Plan, metric_cpus: int) -> Timeline:
-    return simulate(plan.datasets, plan.trials, plan.metric_jobs, plan.score_jobs, metric_cpus)
-
-
 def drawn(nodes: int, trials: int, datasets: int = 30) -> Timeline:
-    made = planner.plan_on_capacity(
-        CHECKPOINT,
-        PlanSuite(name="s", digest="d"),
-        PlanEngine(name="vllm", args={}),
-        costs(datasets),
-        capacity(nodes, trials),
-    )
-    return simulated(made, 64)
+    return reviewed(nodes=nodes, trials=trials, datasets=datasets).timeline
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

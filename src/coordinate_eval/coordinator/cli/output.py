@@ -22,10 +22,8 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinate_eval import _files
-from coordinate_eval._format import plain, plural, visible, visible_json
+from coordinate_eval._format import plain, visible, visible_json
 from coordinate_eval.coordinator.cli.streams import printable_output
-from coordinate_eval.coordinator.report.main_metric import metrics
-from coordinate_eval.coordinator.report.results import AggregateScore
 from coordinate_eval.errors import CoordinateError, UserError
 
 PIPE_WIDTH = 160
@@ -245,42 +243,6 @@ def new_table(*heads: str, title: str | None = None) -> Table:
         justify: Literal["left", "right"] = "right" if head[:1] == ">" else "left"
         made.add_column(escape(head[whole:]), justify=justify, no_wrap=whole, overflow="fold")
     return made
-
-
-def results_table(results: dict[str, Any]) -> Table:
-    """Return the content of `results.json` as a table: one row for each task and metric."""
-    shown = new_table("task", "metric", ">score", ">± stderr", ">items", title=str(results["run"]))
-    stopped = results.get("stopped", {})
-    for task, entry in results["results"].items():
-        first = True
-        for name, value, error in metrics(entry):
-            samples = results["n_samples"].get(task, {})
-            items = str(samples.get("effective", ""))
-            if items and stopped and samples["effective"] != samples.get("original"):
-                items += f" of {samples.get('original', '')}"
-            shown.add_row(
-                task if first else "",
-                name.removesuffix(",none"),
-                f"{value:.4f}",
-                "" if error is None else f"{error:.4f}",
-                items if first else "",
-            )
-            first = False
-    for name, each in results.get("aggregates", {}).items():
-        if each["value"] is None:
-            words = AggregateScore.model_validate(each).why_unknown
-            shown.add_row(name, Text(words, "red"), "", "", "")
-            continue
-        told = "" if each["stderr"] is None else f"{each['stderr']:.4f}"
-        what = f"aggregate of {plural(each['datasets'], 'dataset')}"
-        shown.add_row(name, what, f"{each['value']:.4f}", told, "")
-    for name in results["missing"]:
-        shown.add_row(Text(name, "red"), Text("missing", "red"), "", "", "")
-    # Results of earlier versions have no `left_out`.
-    for name, why in results.get("left_out", {}).items():
-        shown.add_row(Text(name, "yellow"), Text("left out", "yellow"), "", "", "")
-        shown.add_row("", Text(why, "yellow"), "", "", "")
-    return shown
 
 
 def differences(found: dict[str, Any]) -> Table | Text:

@@ -160,6 +160,8 @@ def check_page(file: Path, mark: str, option: str) -> None:
     """
     if file.is_dir():
         raise UserError(f"{option} {file} cannot be written: it is a folder")
+    if above := next((each for each in file.parents if each.is_file()), None):
+        raise UserError(f"{option} {file} cannot be written: {above} is a file")
     if not file.exists():
         return
     # Opening a pipe or a device may never return.

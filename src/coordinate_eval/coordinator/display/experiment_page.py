@@ -206,16 +206,7 @@ class _Charts:
             known = [row for row, _ in told]
             curve = curve_of(column, known)
             curves.append(curve)
-            errors = [column.error(row) for row in known]
-            drawn.append(
-                _series(
-                    number,
-                    [row.step or 0 for row in known],
-                    [value for _, value in told],
-                    errors,
-                    curve,
-                )
-            )
+            drawn.append(_series(number, told, curve, [column.error(row) for row in known]))
         self._place(column.name, group, drawn, curves, of)
         return len(self.data) - 1
 
@@ -257,10 +248,9 @@ class _Charts:
         for name, of in (("GPU hours", _gpu_hours), ("time taken, over planned", _over_plan)):
             drawn = []
             for number, rows in enumerate(self._rows.values()):
-                known = [row for row in rows if row.step is not None and of(row) is not None]
-                steps = [row.step or 0 for row in known]
-                values = [of(row) or 0.0 for row in known]
-                drawn.append(_series(number, steps, values, [0.0] * len(steps), None))
+                every = [(row, of(row)) for row in rows if row.step is not None]
+                told = [(row, value) for row, value in every if value is not None]
+                drawn.append(_series(number, told))
             if not any(one["steps"] for one in drawn):
                 continue
             self._place(name, "", drawn, [], "")
@@ -281,18 +271,17 @@ def _over_plan(row: Row) -> float | None:
 
 def _series(
     training: int,
-    steps: Sequence[int],
-    values: Sequence[float],
-    errors: Sequence[float],
-    curve: Curve | None,
+    told: Sequence[tuple[Row, float]],
+    curve: Curve | None = None,
+    errors: Sequence[float] = (),
 ) -> dict[str, Any]:
     """Return the points of a training; smoothed ones are null where a value is no number."""
-    finite = [math.isfinite(value) for value in values]
+    finite = [math.isfinite(value) for _, value in told]
     made: dict[str, Any] = {
         "training": training,
-        "steps": list(steps),
-        "values": [_short(value) for value in values],
-        "errors": [_short(error) for error in errors],
+        "steps": [row.step for row, _ in told],
+        "values": [_short(value) for _, value in told],
+        "errors": [_short(error) for error in errors or [0.0] * len(told)],
         "changes": [] if curve is None else [change._asdict() for change in curve.changes],
     }
     if curve is not None:

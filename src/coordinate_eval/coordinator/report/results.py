@@ -35,7 +35,6 @@ from coordinate_eval.records import (
     CheckpointFormat,
     DatasetItems,
     DatasetResults,
-    Outputs,
     Record,
     Span,
     judge_name,
@@ -102,18 +101,12 @@ class _Shown(Record):
     """The part of `results.json` that people are shown."""
 
     complete: bool
-    run: str = ""
-    results: dict[str, dict[str, Any]] = Field(default={})
-    n_samples: dict[str, dict[str, Any]] = Field(default={})
-    outputs: dict[str, Outputs] = Field(default={})
     compared: Compared | None = None
     stopped: dict[str, dict[str, int]] = Field(default={})
     rescored: Rescored | None = None
     missing: dict[str, str] = Field(default={})
-    left_out: dict[str, str] = Field(default={})
     aggregates: dict[str, AggregateScore] = Field(default={})
     reason: str = ""
-    judge: dict[str, dict[str, Any]] = Field(default={})
     failures: list[str] = Field(default=[])
 
 

@@ -37,6 +37,7 @@ from coordinate_eval.coordinator.run.claiming.decided import (
     cut_short,
     last_compared,
     stopped,
+    why_stopped,
     without_withdrawn,
 )
 from coordinate_eval.coordinator.run.claiming.work import unscored_datasets
@@ -144,8 +145,9 @@ def describe(
     rough = None
     if not phase.done:
         rough = _files.read_record_if_there(run_dir.first_signal, FirstSignal)
+    found = results.read_results(run_dir) or {}
     if phase is Phase.INCOMPLETE:
-        reasons = missing.reasons(results.read_results(run_dir))
+        reasons = missing.reasons(found)
     else:
         reasons = [] if phase.done else report_failures(run_dir)
     compared = last_compared(run_dir, run)
@@ -161,7 +163,10 @@ def describe(
         "datasets": _datasets(run_dir, run),
         "first_signal": rough.model_dump(mode="json", by_alias=True) if rough else None,
         "compared": compared.model_dump(mode="json", by_alias=True) if compared else None,
-        "rescored": (results.read_results(run_dir) or {}).get("rescored"),
+        "part": why_stopped(run_dir) if phase.done else "",
+        "rescored": found.get("rescored"),
+        "aggregates": found.get("aggregates", {}),
+        "left_out": run.left_out,
         "trials": [t.model_dump(mode="json") for t in state.read_trials(run_dir).values()],
         "jobs": [_job(run, t, arrays) for t in tasks or [] if t.state is not State.ENDED],
         "reasons": reasons,

@@ -1,7 +1,7 @@
 """The screen of `coordinate-eval status`, made from the document that describes a run."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
@@ -16,6 +16,7 @@ from coordinate_eval.coordinator.cli.output import (
     first_signal_table,
     new_table,
 )
+from coordinate_eval.coordinator.report.results import AggregateScore
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.report.warnings import often_odd
 from coordinate_eval.coordinator.run.claiming.decided import Compared
@@ -61,11 +62,16 @@ class Following:
         if self._live.is_started:
             self._live.update(Group(*_parts(shown)), refresh=True)
             return
-        phase = shown["phase"] + (f" ({shown['detail']})" if shown["detail"] else "")
-        more = [_times(shown)]
-        if shown["requests"]:
-            more = [f"{shown['responses']:,} of {plural(shown['requests'], 'response')}", *more]
-        self._ticker.update(f"{phase}, {_scored(shown)}", f", {', '.join(more)}")
+        self._ticker.update(*line(shown, _scored(shown)))
+
+
+def line(known: Mapping[str, Any], scored: str) -> tuple[str, str]:
+    """Return how far a run is in a line, and in a text of its own what changes with every look."""
+    requests = known["requests"]  # none before the plan
+    responses = f"{known['responses']:,} of {plural(requests, 'response')}" if requests else ""
+    what = ", ".join(filter(None, (known["phase"], scored, _trials(known))))
+    more = ", ".join(filter(None, (known["detail"], responses, _times(known))))
+    return what, f"; {more}"
 
 
 def _parts(shown: dict[str, Any]) -> Iterator[RenderableType]:
@@ -115,6 +121,8 @@ def _facts(shown: dict[str, Any], phase: Phase) -> list[str]:
         rows["phase"] = shown["phase"] + (f": {shown['detail']}" if shown["detail"] else "")
     if shown.get("compared"):
         rows["compared"] = Compared.model_validate(shown["compared"]).words
+    elif shown["part"]:
+        rows["scores of"] = shown["part"]
     if phase is not Phase.COMPLETE:
         if shown["requests"]:  # there is a plan
             rows["responses"] = _responses(shown)
@@ -127,9 +135,7 @@ def _facts(shown: dict[str, Any], phase: Phase) -> list[str]:
         if judge := shown["judge"]:
             rows["judge"] = _judge(judge)
     if shown["trials_by_state"] and not phase.ended:
-        words = ", ".join(f"{n} {word}" for word, n in shown["trials_by_state"].items())
-        where = f", on {plural(shown['nodes'], 'node')}" if shown["nodes"] else ""
-        rows["trials"] = words + where
+        rows["trials"] = _trials(shown)
     if phase.done or phase is Phase.INCOMPLETE or not phase.ended:
         rows["took" if phase.ended else "time"] = _times(shown)
     width = max(map(len, rows)) + 2
@@ -148,12 +154,21 @@ def _judge(judge: dict[str, Any]) -> str:
 
 
 def _scored(shown: dict[str, Any]) -> str:
-    """Return how many datasets are scored, and how many are being scored."""
     states = [row["state"] for row in shown["datasets"].values()]
     scored = states.count("scored") + states.count("stopped")
-    words = f"{scored} of {plural(len(states), 'dataset')} scored"
-    scoring = states.count("scoring")
+    return scored_words(scored, len(states), states.count("scoring"))
+
+
+def scored_words(scored: int, datasets: int, scoring: int) -> str:
+    """Return how many datasets are scored, and how many are being scored."""
+    words = f"{scored} of {plural(datasets, 'dataset')} scored"
     return f"{words}, {scoring} being scored" if scoring else words
+
+
+def _trials(known: Mapping[str, Any]) -> str:
+    """Return how many trials of a run that goes on are in which state, and on how many nodes."""
+    words = ", ".join(f"{n} {word}" for word, n in known["trials_by_state"].items())
+    return words + (f", on {plural(known['nodes'], 'node')}" if words and known["nodes"] else "")
 
 
 def _responses(shown: dict[str, Any]) -> str:
@@ -161,7 +176,7 @@ def _responses(shown: dict[str, Any]) -> str:
     return f"{done:,} of {total:,} ({done / total:.0%})"
 
 
-def _times(shown: dict[str, Any]) -> str:
+def _times(shown: Mapping[str, Any]) -> str:
     words = whole_duration(shown["elapsed_seconds"])
     if shown["left_seconds"] is not None:
         words += f", about {whole_duration(shown['left_seconds'])} left"
@@ -169,17 +184,30 @@ def _times(shown: dict[str, Any]) -> str:
 
 
 def _scores(shown: dict[str, Any]) -> Table:
-    table = new_table("dataset", ">score", ">± stderr", "metric")
+    table = new_table("dataset", ">score", ">± stderr", ">items", "metric")
     for name, row in shown["datasets"].items():
-        score = row["score"]
+        score, of = row["score"], f" of {row['of_items']:,}" if row["of_items"] else ""
+        items = "" if row["items"] is None else f"{row['items']:,}{of}"
         if score is None:
             missing = row["state"] != "scored"
-            table.add_row(name, Text("missing", "red") if missing else "", "", "")
+            table.add_row(name, Text("missing", "red") if missing else "", "", items, "")
             continue
-        error = "" if score["stderr"] is None else f"{score['stderr']:.4f}"
         mean = f" (mean of {score['tasks']} tasks)" if score["tasks"] > 1 else ""
-        table.add_row(name, f"{score['value']:.4f}", error, score["metric"] + mean)
+        table.add_row(name, *_with_error(score), items, score["metric"] + mean)
+    for name, each in shown["aggregates"].items():
+        if each["value"] is None:
+            why = AggregateScore.model_validate(each).why_unknown
+            table.add_row(name, "", "", "", Text(why, "red"))
+            continue
+        what = f"aggregate of {plural(each['datasets'], 'dataset')}"
+        table.add_row(name, *_with_error(each), "", what)
+    for name, why in shown["left_out"].items():
+        table.add_row(Text(name, "yellow"), "", "", "", Text(f"left out: {why}", "yellow"))
     return table
+
+
+def _with_error(score: dict[str, Any]) -> tuple[str, str]:
+    return f"{score['value']:.4f}", "" if score["stderr"] is None else f"{score['stderr']:.4f}"
 
 
 def _datasets(shown: dict[str, Any]) -> Table:

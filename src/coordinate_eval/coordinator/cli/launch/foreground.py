@@ -7,36 +7,28 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 
 from coordinate_eval import _files
-from coordinate_eval._format import plural, visible_json, whole_duration
+from coordinate_eval._format import plural, visible_json
 from coordinate_eval.clusters.protocol import Cluster, State
 from coordinate_eval.coordinator.cli import output
+from coordinate_eval.coordinator.cli.inquire import status_screen
 from coordinate_eval.coordinator.cli.inquire.runs import name_for_commands
 from coordinate_eval.coordinator.cli.output import (
     Ticker,
-    differences,
     first_signal_table,
     out,
-    results_table,
     say,
     table_console,
     write_json,
 )
 from coordinate_eval.coordinator.display.run_page import write_report
-from coordinate_eval.coordinator.report import first_signal, missing, state, warnings
+from coordinate_eval.coordinator.report import first_signal, missing, state
 from coordinate_eval.coordinator.report import results as report
 from coordinate_eval.coordinator.report.first_signal import FirstSignal
-from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run import jobs, supervision
-from coordinate_eval.coordinator.run.claiming.decided import (
-    Compared,
-    why_stopped,
-    without_withdrawn,
-)
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run, read_run
 from coordinate_eval.coordinator.run.starting.create import Supervised
 from coordinate_eval.errors import ClusterError, UserError
-from coordinate_eval.records import Outputs
 
 if TYPE_CHECKING:
     from coordinate_eval.coordinator.supervisor.values import Facts
@@ -93,19 +85,12 @@ class Display:
             requests=self._requests,
             supervised=True,
         )
-        if not self._run.planned:
-            times = f"; {whole_duration(known.elapsed_seconds)}"
-            return f"{known.phase}: {known.detail}", times
-        done, total = known.responses, known.requests
-        times = (
-            f"; {done:,} of {plural(total, 'response')}, {whole_duration(known.elapsed_seconds)}"
-        )
-        if known.left_seconds is not None:
-            times += f", about {whole_duration(known.left_seconds)} left"
-        what = f"{known.phase}: {summary(without_withdrawn(self._dir, self._run), facts)}"
-        if known.phase in (Phase.WAITING, Phase.SCORING) and known.detail:
-            what = "; ".join([what, *(supervision.all_in_words(facts.tasks) or [known.detail])])
-        return what, times
+        detail = "; ".join(supervision.all_in_words(facts.tasks)) or known.detail
+        shown = {**known.model_dump(), "detail": detail, "trials_by_state": known.trials}
+        datasets = len(self._run.suite.datasets)
+        scoring = sum(ledger == "results" for ledger, _ in facts.open_claims)
+        scored = status_screen.scored_words(datasets - facts.unscored, datasets, scoring)
+        return status_screen.line(shown, scored)
 
     def _show_signal(self) -> None:
         """Print rough scores, once all of them are there."""
@@ -115,27 +100,6 @@ class Display:
         if known is not None and not known.pending:
             self._signal_due = False
             self._console.print(first_signal_table(known.model_dump(mode="json")))
-
-
-def summary(run: Run, facts: "Facts") -> str:
-    """Return the shards, datasets and trials of a run in words."""
-    states = [t.state for t in facts.tasks if jobs.is_trials(run, t.name)]
-    running = sum(1 for each in states if each is State.RUNNING)
-    pending = sum(1 for each in states if each is State.PENDING)
-    shards, datasets = len(run.shards), len(run.suite.datasets)
-    words = [
-        f"{shards - len(facts.unpublished)} of {plural(shards, 'shard')}",
-        f"{datasets - facts.unscored} of {plural(datasets, 'dataset')} scored",
-        plural(running, "trial"),
-    ]
-    scoring = sum(ledger == "results" for ledger, _ in facts.open_claims)
-    if scoring:
-        words[1] += f", {scoring} being scored"
-    if pending:
-        words.append(f"{pending} waiting")
-    if portions := len(facts.claimable["answers"]):
-        words.append(f"{plural(portions, 'portion')} of questions")
-    return ", ".join(words)
 
 
 def supervise(
@@ -164,7 +128,7 @@ def _supervise(
     run_dir: RunDir, run: Run, cluster: Cluster, display: Display, *, strict: bool
 ) -> dict[str, Any] | None:
     """Supervise a run. Return its results."""
-    # A command that only submits does without them, and returns sooner.
+    # A command that only submits does without it, and returns sooner.
     from coordinate_eval.coordinator.cli.launch.spooled import Taker
     from coordinate_eval.coordinator.supervisor.after_run import AfterRun
     from coordinate_eval.coordinator.supervisor.loop import Supervisor
@@ -190,32 +154,18 @@ def _supervise(
 
 
 def show_results(run_dir: RunDir, *, as_json: bool) -> int:
-    """Print `results.json` as it is or as a table; return 0 if it is done, else 1."""
+    """Print `results.json` as it is, or the screen of its run; return 0 if it is done, else 1."""
     results = report.read_results(run_dir)
     assert results is not None, "the run has ended"
     if as_json:
         sys.stdout.write(visible_json(_files.read(run_dir.results).decode()))
     else:
-        console = table_console()
-        console.print(results_table(results))
-        if (rescored := results["rescored"]) is not None:
-            console.print(differences(rescored), soft_wrap=True)
-        lines = [
-            line
-            for name, outputs in results["outputs"].items()
-            for line in warnings.degenerate(name, Outputs.model_validate(outputs))
-        ]
-        for name, judge in results["judge"].items():
-            lines += warnings.odd_answers(name, judge)
-        for line in lines:
-            out(line, "yellow")
-        if (compared := results["compared"]) is not None:
-            out(Compared.model_validate(compared).words)
-        elif results["stopped"]:
-            out(why_stopped(run_dir))
-        if not report.is_done(results):
-            for line in reasons_why_stopped(run_dir):
-                out(line, "red")
+        # A command that only submits does without it, and returns sooner.
+        from coordinate_eval.coordinator.cli.inquire import status
+
+        run = read_run(run_dir)
+        shown = status.describe(run_dir, run, run.settings, state.count_requests(run_dir, run))
+        status_screen.show(shown, table_console())
         out(str(run_dir.results))
     return 0 if report.is_done(results) else 1
 

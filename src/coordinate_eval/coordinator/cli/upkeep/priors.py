@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -12,18 +12,19 @@ from coordinate_eval._format import duration, plural
 from coordinate_eval.coordinator.cli.options import common, parsing
 from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.coordinator.cli.output import new_table, out, table_console, write_json
+from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
+from coordinate_eval.coordinator.inputs.suites.suite import load as load_suite
+from coordinate_eval.coordinator.planning.costs import LINK_GIGABITS, conditions
 from coordinate_eval.errors import UserError
+from coordinate_eval.priors import catalogue, shapes, this_machine
 from coordinate_eval.priors import conditions as conditions_of
-from coordinate_eval.priors import shapes, this_machine
-
-if TYPE_CHECKING:
-    from coordinate_eval.priors.observations import Seen, StageSeen
-    from coordinate_eval.priors.predict import Priors
-    from coordinate_eval.priors.roofline import Conditions, Work
-    from coordinate_eval.priors.store import Store
-    from coordinate_eval.records import Dataset
+from coordinate_eval.priors.observations import DatasetSeen, Seen, StageSeen, subject
+from coordinate_eval.priors.predict import Priors, errors_left_out
+from coordinate_eval.priors.roofline import Conditions, Work
+from coordinate_eval.priors.store import Store
+from coordinate_eval.records import Dataset
 
 app = typer.Typer(
     cls=parsing.Commands,
@@ -69,13 +70,11 @@ def show(
     settings_file: common.SettingsFile = None,
 ) -> None:
     """Show the predicted time of each dataset of a suite, and the measurements behind it."""
-    from coordinate_eval.coordinator.inputs.suites.suite import load as load_suite
-    from coordinate_eval.priors.predict import Priors, errors_left_out
 
     settings, _ = load_settings({"suite": suite, "engine.name": engine}, settings_file)
     if checkpoint is not None and model is not None:
         raise UserError("give --checkpoint or --model, not both")
-    store = _store(settings)
+    store = Store(Path(settings.priors_dir).expanduser())
     seen = _read(store)
     wanted = load_suite(settings.suite)
     on = _conditions(settings, seen, checkpoint, model, gpu)
@@ -97,13 +96,7 @@ def show(
         _print_rows(answer)
 
 
-def _store(settings: Settings) -> "Store":
-    from coordinate_eval.priors.store import Store
-
-    return Store(Path(settings.priors_dir).expanduser())
-
-
-def _read(store: "Store") -> "list[Seen]":
+def _read(store: Store) -> list[Seen]:
     try:
         return store.read()
     except OSError as error:
@@ -112,14 +105,12 @@ def _read(store: "Store") -> "list[Seen]":
 
 def _conditions(
     settings: Settings,
-    seen: "Sequence[Seen]",
+    seen: Sequence[Seen],
     checkpoint: Path | None,
     size: str | None,
     gpu: str | None,
-) -> "Conditions":
+) -> Conditions:
     """Return the conditions asked for; the newest observation of the engine fills in the rest."""
-    from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-    from coordinate_eval.coordinator.planning.costs import conditions
 
     engine, degree = settings.engine, settings.trial.tensor_parallel or 1
     same = [s for s in seen if s.conditions.engine == engine.name]
@@ -137,14 +128,12 @@ def _conditions(
 
 
 def _row(
-    priors: "Priors",
-    dataset: "Dataset",
-    on: "Conditions",
+    priors: Priors,
+    dataset: Dataset,
+    on: Conditions,
     errors: dict[str, list[float]],
-    seen: "Sequence[Seen]",
+    seen: Sequence[Seen],
 ) -> dict[str, Any]:
-    from coordinate_eval.priors.observations import subject
-
     work = _work(dataset, seen)
     row: dict[str, Any] = {"name": dataset.name}
     if work is None:
@@ -164,19 +153,16 @@ def _row(
     }
 
 
-def _copies(seen: "Sequence[Seen]") -> "list[StageSeen]":
-    from coordinate_eval.priors.observations import StageSeen
-
+def _copies(seen: Sequence[Seen]) -> list[StageSeen]:
     return [s for s in seen if isinstance(s, StageSeen)]
 
 
-def _source_of(copy: "StageSeen") -> _Source:
+def _source_of(copy: StageSeen) -> _Source:
     return _Source(copy.storage, copy.converted)
 
 
-def _source(seen: "Sequence[Seen]", checkpoint: Path | None) -> _Source:
+def _source(seen: Sequence[Seen], checkpoint: Path | None) -> _Source:
     """Return the source of this checkpoint, or of the newest copy observed."""
-    from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 
     if checkpoint is not None:
         found = checkpoints.inspect(checkpoint)
@@ -185,11 +171,8 @@ def _source(seen: "Sequence[Seen]", checkpoint: Path | None) -> _Source:
     return _source_of(newest) if newest else _Source("", converted=False)
 
 
-def _stage(
-    seen: "Sequence[Seen]", priors: "Priors", on: "Conditions", source: _Source
-) -> dict[str, Any]:
+def _stage(seen: Sequence[Seen], priors: Priors, on: Conditions, source: _Source) -> dict[str, Any]:
     """Return what is known of copying such a checkpoint into the memory of nodes."""
-    from coordinate_eval.coordinator.planning.costs import LINK_GIGABITS
 
     link = priors.link(on, source.storage, converted=source.converted, gigabits=LINK_GIGABITS)
     return {
@@ -200,10 +183,8 @@ def _stage(
     }
 
 
-def _work(dataset: "Dataset", seen: "Sequence[Seen]") -> "Work | None":
+def _work(dataset: Dataset, seen: Sequence[Seen]) -> Work | None:
     """Return a dataset's work from the catalogue, else from its last run, else None."""
-    from coordinate_eval.priors import catalogue
-    from coordinate_eval.priors.observations import DatasetSeen, subject
 
     asked = subject(dataset)
     same = [s for s in seen if isinstance(s, DatasetSeen) and s.subject == asked]
