@@ -4,11 +4,10 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from coordinate_eval import _files
 from coordinate_eval.clusters.protocol import State, TaskStatus
-from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.report import state
 from coordinate_eval.coordinator.report.results import collect_results
@@ -19,6 +18,7 @@ from coordinate_eval.errors import ClusterSilent
 from coordinate_eval.records import DatasetResults
 from tests.decisions import RUN, SPANS, make_run
 from tests.run_dirs import write_index
+from tests.trainings import call
 
 SUPERVISOR = TaskStatus(
     name=jobs.supervisor_name(RUN, 1), job_id="7", state=State.RUNNING, node="n0"
@@ -114,5 +114,4 @@ def ask(
 ) -> Result:
     """Call `status`; a scheduler without tasks (None) does not answer."""
     monkeypatch.setattr(clusters, "by_name", lambda *_: Scheduler(tasks))
-    env = {"COORDINATE_EVAL_RUNS_DIR": str(run_dir.root.parent), "COLUMNS": "80"}
-    return CliRunner().invoke(app, ["status", *args], env=env)
+    return call(run_dir.root.parent, "status", *args)

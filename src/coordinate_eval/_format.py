@@ -44,6 +44,12 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def listed(names: Sequence[object], most: int = 5) -> str:
+    """Return names on a line; of more than `most`, the others are counted."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
+
+
 def size(count: float) -> str:
     """Return a number of bytes in B, KiB, MiB or GiB."""
     for unit in ("B", "KiB", "MiB"):

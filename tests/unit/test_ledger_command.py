@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from tests.decisions import ROUND, RUN, make_run
 from tests.plans import reviewed
-from typer.testing import CliRunner, Result
+from tests.trainings import call
+from typer.testing import Result
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.display.run_page import write_report
 from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.report.time_ledger import Use, read_time_ledger
@@ -51,8 +51,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 
 
 def ask(run_dir: RunDir, *args: str) -> Result:
-    env = {"COORDINATE_EVAL_RUNS_DIR": str(run_dir.root.parent), "COLUMNS": "80"}
-    return CliRunner().invoke(app, ["status", "--ledger", *args], env=env)
+    return call(run_dir.root.parent, "status", "--ledger", *args)
 
 
 def test_the_page_of_a_run_shows_what_happened_beside_the_plan(run_dir: RunDir) -> None:

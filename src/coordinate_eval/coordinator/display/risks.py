@@ -3,9 +3,10 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 
-from coordinate_eval._format import duration
+from coordinate_eval._format import duration, listed
 from coordinate_eval.coordinator.display.summary import Review
 from coordinate_eval.coordinator.planning.costs import without_prior
 from coordinate_eval.coordinator.planning.plan import ScoreJob
@@ -29,8 +30,7 @@ MUCH = 0.05
 TAIL = 0.02
 """Delays below this part of the makespan are not reported."""
 
-NAMED = 3
-"""Names in one line; the others are counted."""
+_listed = partial(listed, most=3)
 
 
 def risks(found: Review) -> list[str]:
@@ -75,7 +75,7 @@ def _time_limit(found: Review) -> Iterator[str]:
     )
     long = sorted({s.dataset for t in found.plan.trials for s in t.shards if s.gpu_seconds > most})
     if long:
-        yield f"time limit: no job has time for {_named(long)} as a whole; several do it in turn"
+        yield f"time limit: no job has time for {_listed(long)} as a whole; several do it in turn"
 
 
 def _few_gpus(found: Review) -> Iterator[str]:
@@ -85,7 +85,7 @@ def _few_gpus(found: Review) -> Iterator[str]:
     full = [f"{node.name} ({node.why})" for node in found.offer.busy]
     if nodes and (free * 2 < there or len(full) > len(found.plan.nodes)):
         line = f"few GPUs: {free} of {there} are free on {len(nodes)} nodes"
-        yield line + (f"; not usable: {_named(full)}" if full else "")
+        yield line + (f"; not usable: {_listed(full)}" if full else "")
 
 
 def _no_signal(found: Review) -> Iterator[str]:
@@ -96,7 +96,7 @@ def _no_signal(found: Review) -> Iterator[str]:
     if not sliced:
         yield "no first signal: slices of the datasets would delay the end by more than 2 %"
     elif left:
-        yield f"first signal: none of {_named(left)}, which take too long or cannot be split"
+        yield f"first signal: none of {_listed(left)}, which take too long or cannot be split"
 
 
 def _memory(found: Review) -> Iterator[str]:
@@ -116,7 +116,7 @@ def _memory(found: Review) -> Iterator[str]:
     if tight:
         yield (
             f"memory: little is left beside the weights ({weights:.1f} GiB a node) and "
-            f"the trials ({trial:g} GiB each) on {_named([name for _, name in sorted(tight)])}"
+            f"the trials ({trial:g} GiB each) on {_listed([name for _, name in sorted(tight)])}"
         )
 
 
@@ -180,7 +180,7 @@ def _wide(found: Review) -> Iterator[str]:
             f"{math.exp(cost.spread):.1f})"
             for cost in wide
         ]
-        yield f"uncertain times: {_named(words)}; trials that end early take over work from others"
+        yield f"uncertain times: {_listed(words)}; trials that end early take over work from others"
 
 
 def _no_prior(found: Review) -> Iterator[str]:
@@ -194,13 +194,8 @@ def _no_prior(found: Review) -> Iterator[str]:
     unknown = [c for c in found.plan.datasets if c.name in names and c.spread > WIDE_SPREAD]
     if unknown:
         share = sum(cost.gpu_seconds for cost in unknown) / total
-        shown = _named([c.name for c in sorted(unknown, key=lambda c: -c.gpu_seconds)])
+        shown = _listed([c.name for c in sorted(unknown, key=lambda c: -c.gpu_seconds)])
         yield (
             f"guessed: {shown} ({share:.0%} of the GPU time), because no run has measured it yet; "
             "a suite can give a `prior`"
         )
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from coordinate_eval import _files
+from coordinate_eval._format import listed
 from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS, Ledger, whole
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.claiming.work import unbuildable
@@ -14,9 +15,6 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run
 from coordinate_eval.errors import ForeignError
 from coordinate_eval.records import Span
-
-MOST_NAMES = 5
-"""Most datasets that a line names; more with the same reason are counted."""
 
 
 def why_missing(run_dir: RunDir, run: Run, dataset: str) -> str:
@@ -55,12 +53,8 @@ def _deadly(outputs: Ledger, unpublished: list[Span]) -> str:
     items = [item for span in unpublished for item in outputs.given_up(span) or ()]
     if not items:
         return ""
-    one = len(items) == 1
-    names = ", ".join(map(str, items[:MOST_NAMES])) + (", …" if len(items) > MOST_NAMES else "")
-    return (
-        f"{'item' if one else 'items'} {names}: engines die at {'it' if one else 'them'}, also "
-        "with nothing else"
-    )
+    what, them = ("item", "it") if len(items) == 1 else ("items", "them")
+    return f"{what} {listed(items)}: engines die at {them}, also with nothing else"
 
 
 def _why_not_judged(run_dir: RunDir, run: Run) -> str:
@@ -113,15 +107,12 @@ def reasons(results: Mapping[str, Any] | None) -> list[str]:
             continue
         last = why.strip().splitlines()[-1] if why.strip() else "not scored"
         alike.setdefault(_without_numbers(last), []).append(dataset)
-    for why, datasets in alike.items():
-        more = f" and {len(datasets) - MOST_NAMES} more" if len(datasets) > MOST_NAMES else ""
-        lines.append(f"no results of {', '.join(datasets[:MOST_NAMES])}{more}: {why}")
-    return lines
+    return lines + [f"no results of {listed(datasets)}: {why}" for why, datasets in alike.items()]
 
 
 def _without_numbers(why: str) -> str:
     """Return a reason without the numbers in which equal reasons of several datasets differ."""
-    return re.sub(r"^items? [\d, …-]+:", "some items:", re.sub(r"^\d+ items", "items", why))
+    return re.sub(r"^items? \d[^:]*:", "some items:", re.sub(r"^\d+ items", "items", why))
 
 
 def build_errors(run_dir: RunDir) -> list[str]:

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from coordinate_eval._format import plural
-from coordinate_eval.coordinator.report.missing import MOST_NAMES
+from coordinate_eval._format import listed, plural
 from coordinate_eval.records import DatasetResults, Outputs, OwnAnswers
 
 WORTH_SAYING = 0.1
@@ -42,8 +41,7 @@ def own_answers(dataset: str, tasks: Mapping[str, OwnAnswers]) -> list[str]:
         return []
     showing = {name: each for name, each in tasks.items() if each.own}
     names = list(showing or tasks)
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    where = dataset if names == [dataset] else f"{dataset} ({', '.join(names[:MOST_NAMES])}{more})"
+    where = dataset if names == [dataset] else f"{dataset} ({listed(names)})"
     if not showing:
         return [
             f"{where}: few-shot examples are other items of those that are evaluated; no item "

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from coordinate_eval._format import brief, plural, size
+from coordinate_eval._format import brief, listed, plural, size
 from coordinate_eval._text_config import text_config
 from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.options.parsing import option
@@ -35,7 +35,6 @@ from coordinate_eval.records import Checkpoint
 SCHEMA = "coordinate-eval/checkpoint@1"
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|(?<=weight)\d+$|(?<=bias)\d+$")
-_SHOWN = 5
 
 
 _Shown = Annotated[
@@ -221,7 +220,7 @@ def _print(report: _Report) -> None:
     ]
     if report.format:
         rows += [
-            ("config", f"{report.config or 'none'}{_in(report.model_type)}"),
+            ("config", ", ".join(filter(None, (report.config or "none", report.model_type)))),
             ("tokenizer", ", ".join(report.tokenizer) or "none"),
             ("mapping", report.mapping or "none: names are Hugging Face's, or unknown"),
         ]
@@ -239,7 +238,9 @@ def _print(report: _Report) -> None:
         ("of the model missing", report.left_over["model"]),
     ):
         if names:
-            console.print(f"{plural(len(names), 'tensor')} {what}: {escape(_listed(names))}")
+            console.print(
+                f"{plural(len(names), 'tensor')} {what}: {escape(listed([*map(brief, names)]))}"
+            )
     if report.checked and not report.why:
         known = report.checked["architecture"]
         say(
@@ -254,12 +255,3 @@ def _print(report: _Report) -> None:
                 f"{compared['mean']:.2g}"
             )
     say(report.why or f"{report.path} can be scored")
-
-
-def _in(kind: str | None) -> str:
-    return f", {kind}" if kind else ""
-
-
-def _listed(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(map(brief, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")

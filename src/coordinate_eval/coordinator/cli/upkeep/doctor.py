@@ -96,15 +96,17 @@ def show_place(place: str, more: str, console: Console) -> None:
     console.print(f"[bold]{escape(place)}[/bold] ({escape(more)})", highlight=False, soft_wrap=True)
 
 
-def shown(findings: Iterable[Finding], console: Console) -> Iterator[Finding]:
-    """Print findings as they come, and pass them on."""
+def shown(findings: Iterable[Finding], console: Console) -> tuple[Finding, ...]:
+    """Print findings as they come, and return them."""
+    told = []
     for each in findings:
+        told.append(each)
         color = _COLORS[each.state]
         line = f"  [{color}]{each.state:<7}[/{color}]  {escape(each.check)}: {escape(each.found)}"
         console.print(line, highlight=False, soft_wrap=True)
         for part in each.do.splitlines():
             console.print(f"{_INDENT}{escape(part)}", highlight=False, soft_wrap=True)
-        yield each
+    return tuple(told)
 
 
 NODES_SCHEMA = "coordinate-eval/doctor-nodes@1"
@@ -136,14 +138,11 @@ def find_bad_nodes(settings: Settings, names: str | None, *, as_json: bool) -> i
                 count = plural(sum(map(len, worlds)), "node")
                 more = f"{count} in {plural(len(worlds), 'world')}"
                 show_place(f"round {rounds.number + 1}", more, console)
-                for _ in shown(map(doctor.of_result, rounds.run(worlds)), console):
-                    pass
+                shown(map(doctor.of_result, rounds.run(worlds)), console)
     tested = rounds.nodes()
     show_place("nodes", plural(len(free) + len(busy), "node"), console)
-    for _ in shown(doctor.of_nodes(settings, tested, running.token, time.time()), console):
-        pass
-    for _ in shown(doctor.of_busy(busy, named=names is not None), console):
-        pass
+    shown(doctor.of_nodes(settings, tested, running.token, time.time()), console)
+    shown(doctor.of_busy(busy, named=names is not None), console)
     drain = doctor.drain_command(doctor.bad_of(tested))
     verdicts = {each.verdict for each in tested} - {Verdict.UNTESTED}
     well = bool(verdicts) and verdicts <= _WELL
@@ -181,12 +180,12 @@ def examine_all(settings: Settings, *, submit: bool, as_json: bool) -> int:
     host = os.uname().nodename
     show_place("here", host, console)
     found = itertools.chain(examine_here(settings, cluster), hooks(settings))
-    here = tuple(shown(found, console))
+    here = shown(found, console)
     answers = [Answer(where="here", host=host, findings=here)]
     if submit and cluster is not None:
         for each in ask(settings, cluster.name):
             show_place(each.where, each.host or "no answer", console)
-            answers.append(each.model_copy(update={"findings": (*shown(each.findings, console),)}))
+            answers.append(each.model_copy(update={"findings": shown(each.findings, console)}))
     if as_json:
         listed = [each.model_dump(mode="json") for each in answers]
         write_json({"schema": SCHEMA, "ok": not fails(answers), "answers": listed})
