@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.decisions import make_run
 from tests.mixes import adapted, saved
+from tests.plans import CHECKPOINT
 
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import served
@@ -22,6 +23,7 @@ from coordinate_eval.coordinator.workers.on_node.staging import (
 )
 from coordinate_eval.errors import UserError, WeightsRefused
 from coordinate_eval.evaluators.engines.vllm_lora import arguments
+from coordinate_eval.records import CheckpointFormat
 
 files: Any = importlib.import_module("safetensors.torch")
 SERVE = {"enable_lora": True}
@@ -61,6 +63,28 @@ def test_what_vllm_does_not_serve_is_refused(
     refused = rf"(?:{words}).* leave engine argument enable_lora out, and the adapter is merged"
     with pytest.raises(UserError, match=refused):
         served.check(checkpoints.inspect(tmp_path / "adapter"), SERVE)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model.layers.0.self_attn.kv_b_proj.lora_B.weight", "which latent attention absorbs"),
+        ("model.layers.0.mlp.experts.1.up_proj.lora_B.weight", "adapts experts"),
+        ("model.layers.0.mlp.experts.base_layer.lora_B.weight", "adapts experts"),
+        ("model.layers.0.mlp.up_proj.lora_B.bias", "has a bias of .*up_proj"),
+    ],
+)
+def test_what_vllm_would_leave_out_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    torch: Any = importlib.import_module("torch")
+    module, _, kind = f"base_model.model.{name}".partition(".lora_B.")
+    names = [f"{module}.lora_A.weight", f"{module}.lora_B.weight", f"{module}.lora_B.{kind}"]
+    weights, config = tmp_path / "adapter_model.safetensors", tmp_path / "adapter_config.json"
+    files.save_file({each: torch.zeros(2, 2) for each in names}, weights)
+    config.write_text(json.dumps({"peft_type": "LORA"}))
+    files_of = {"path": str(tmp_path), "weights": [str(weights), str(config)]}
+    found = CHECKPOINT.model_copy(update={"format": CheckpointFormat.ADAPTER, **files_of})
+    with pytest.raises(UserError, match=f"{words}.* leave engine argument enable_lora out"):
+        served.check(found, SERVE)
 
 
 def test_what_is_no_adapter_or_is_told_twice_is_refused(base: Path, tmp_path: Path) -> None:

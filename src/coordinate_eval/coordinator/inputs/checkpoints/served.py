@@ -102,6 +102,8 @@ class Served(Source):
             raise self._refuse(f"has a bias of {brief(module)}")
         if embeds or is_embedding(weight) or is_output(weight):
             raise self._refuse(f"adapts {brief(module)}, an embedding or the output layer")
+        if module.endswith(".kv_b_proj"):  # its weight is taken apart when the base is loaded
+            raise self._refuse(f"adapts {brief(module)}, which latent attention absorbs")
         if len(levels) > 1 or config.parameters(module) or "experts" in module.split("."):
             raise self._refuse(f"adapts experts, or parameters by their names, of {brief(module)}")
 
