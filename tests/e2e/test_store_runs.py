@@ -63,3 +63,7 @@ def test_the_average_of_saves_in_a_store_is_scored_and_known_to_watch(
     states = [each["state"] for each in json.loads(watched.stdout)["checkpoints"]]
     waiting = "waiting until fewer runs are alive"
     assert states == ["to be evaluated", waiting, waiting, "complete", waiting]
+    told = json.loads(user.call("scores", run, "--json", status=0).stdout)["rows"]
+    assert [row["training"] for row in told] == ["s3://bucket/runs/first"]
+    told = json.loads(user.call("history", "s3://bucket/runs", "--json", status=0).stdout)
+    assert [row["step"] for row in told["rows"]] == [20]

@@ -169,6 +169,8 @@ def test_a_training_that_is_complete_already_is_refused(
         prepared(Policy(done_file="done"))
     with pytest.raises(UserError, match="is a file"):
         prepare(train, train, Policy(), Settings(), rollback=False, python="python")
+    with pytest.raises(UserError, match=r"--checkpoints s3://bucket/run is in a store"):
+        prepare(train, Path("s3://bucket/run"), Policy(), Settings(), rollback=False, python="p")
 
 
 def test_a_training_that_ended_while_no_guard_was_alive_is_gone_on_from(

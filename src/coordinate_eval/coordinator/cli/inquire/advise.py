@@ -11,6 +11,7 @@ from coordinate_eval.coordinator.cli.inquire.history import load
 from coordinate_eval.coordinator.cli.options import common
 from coordinate_eval.coordinator.cli.options.parsing import option
 from coordinate_eval.coordinator.cli.output import errors_are_no_verdict, out, say, write_json
+from coordinate_eval.coordinator.inputs.checkpoints import remote
 from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, look, step_of
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
@@ -72,6 +73,7 @@ def _advise(
     as_json: bool,
 ) -> int:
     """Print whether a training goes on. Return the exit status: 0 it does, 1 it goes back."""
+    experiment = remote.located(experiment)
     points, notes = all_points(logs, read_patterns(patterns))
     detector = Detector()
     detector.take(points)

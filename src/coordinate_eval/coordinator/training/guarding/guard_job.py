@@ -13,6 +13,7 @@ from coordinate_eval import _files, _owner
 from coordinate_eval._clock import Clock, SystemClock
 from coordinate_eval._format import brief
 from coordinate_eval.clusters.protocol import Cluster, Job, State, TaskStatus
+from coordinate_eval.coordinator.inputs.checkpoints import remote
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.inputs.suites import suite
 from coordinate_eval.coordinator.run import jobs
@@ -163,7 +164,12 @@ def prepare(
     """
     script, folder = script.absolute(), Path.cwd()
     read_script(script)
-    checkpoints = checkpoints.absolute()
+    checkpoints = remote.located(checkpoints).absolute()
+    if isinstance(checkpoints, remote.RemotePath):
+        raise UserError(
+            f"--checkpoints {checkpoints} is in a store, and a guard needs the folder from which "
+            "training begins again. Have it save into one, and upload from there"
+        )
     if checkpoints.exists() and not checkpoints.is_dir():
         raise UserError(f"--checkpoints {checkpoints} is a file: give the folder that is filled")
     checkpoints = checkpoints.resolve()
