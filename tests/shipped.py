@@ -14,8 +14,10 @@ from tests.tiny import tiny_model
 pytest.importorskip("lm_eval")
 
 from coordinate_eval.coordinator.inputs.suites.suite_yaml import shipped_folder
+from coordinate_eval.evaluators.engines.common import respond
+from coordinate_eval.evaluators.harness.code_eval import answer_to
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
-from coordinate_eval.records import Answer, Dataset, DatasetResults, Request, Response
+from coordinate_eval.records import Dataset, Request
 
 SHIPPED = shipped_folder() / "tasks"
 _BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data" / "benchmarks"
@@ -60,20 +62,14 @@ class Bench:
     def score(self, texts: list[str], metric: str, passes: Callable[[str], bool] = bool) -> float:
         """The metric where the model says these texts, and programs pass as told."""
         responses = [
-            Response.model_validate(
-                request.model_dump() | {"text": text, "tokens": 1, "finish": "stop"}
-            )
+            respond(request, text=text, tokens=1, finish="stop")
             for request, text in zip(self.requests, texts, strict=True)
         ]
         asked = self.evaluator.questions(self.dataset, responses)
-        answers = {}
-        for question in asked:
-            passed = passes(question.content)
-            answers[question.id] = Answer(
-                id=question.id, passed=passed, result="passed" if passed else "failed", seconds=0.1
-            )
+        answers = {
+            each.id: answer_to(each, passed=passes(each.content), result="") for each in asked
+        }
         results = self.evaluator.finish(self.dataset, responses, answers)
-        assert isinstance(results, DatasetResults)
         return float(results.results["here"][metric])
 
 

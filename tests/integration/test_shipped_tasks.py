@@ -19,10 +19,11 @@ from tests.tiny import tiny_model
 pytest.importorskip("lm_eval")
 
 from coordinate_eval.coordinator.inputs.suites import suite
+from coordinate_eval.evaluators.engines.common import respond
 from coordinate_eval.evaluators.harness.code_eval import answer_to, answered_by, program_question
 from coordinate_eval.evaluators.harness.evaluator import HarnessEvaluator
 from coordinate_eval.priors import catalogue
-from coordinate_eval.records import Dataset, Request, Response
+from coordinate_eval.records import Dataset, Request
 
 
 def runs(program: str) -> bool:
@@ -72,8 +73,8 @@ def test_both_parts_of_svamp_are_one_group(tmp_path: Path) -> None:
     dataset = Dataset(name="svamp", task="svamp")
     asked: list[Request] = []
     assert evaluator.build(dataset, asked.append).items == 3
-    said = {"tokens": 1, "finish": "stop", "text": "The answer is 144."}
-    responses = [Response.model_validate(request.model_dump() | said) for request in asked]
+    said = "The answer is 144."
+    responses = [respond(each, text=said, tokens=1, finish="stop") for each in asked]
     results = evaluator.finish(dataset, responses, {})
     assert results.results["svamp"]["exact_match,strict-match"] == pytest.approx(2 / 3)
     assert results.results["svamp_test"]["exact_match,strict-match"] == 0.5
