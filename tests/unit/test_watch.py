@@ -10,7 +10,7 @@ from tests.watching import Site
 from typer.testing import CliRunner
 
 from coordinate_eval.coordinator.cli.app import app
-from coordinate_eval.coordinator.cli.launch import watch
+from coordinate_eval.coordinator.cli.launch import watch, watch_command
 from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.state import Phase
@@ -268,7 +268,7 @@ def test_what_the_command_line_asks_for(monkeypatch: pytest.MonkeyPatch, tmp_pat
         def once(self, *, as_json: bool) -> int:
             return 0
 
-    monkeypatch.setattr(watch, "Watch", Spy)
+    monkeypatch.setattr(watch_command, "Watch", Spy)
     judge = ["--judge-url", "http://judge:1/v1", "--judge-model", "a judge"]
     args = ["watch", str(tmp_path), "--once", *judge, "--only", "gsm8k", "--qos", "spare"]
     assert CliRunner().invoke(app, args).exit_code == 0

@@ -1,8 +1,7 @@
 """`coordinate-eval log`: tell a tracker the scores that it has not been told."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from coordinate_eval._format import plural
 from coordinate_eval.coordinator.cli.inquire.history import by_training, load
@@ -17,17 +16,9 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import read_run
 from coordinate_eval.errors import UserError
 
-
-class Tracker(StrEnum):
-    """The trackers that can be told."""
-
-    WANDB = "wandb"
-    MLFLOW = "mlflow"
-    TENSORBOARD = "tensorboard"
-    TRACKIO = "trackio"
-
-
-_To = Annotated[Tracker, option("--to NAME", "Where to log.")]
+_To = Annotated[
+    Literal["wandb", "mlflow", "tensorboard", "trackio"], option("--to NAME", "Where to log.")
+]
 _Project = Annotated[
     str | None,
     option(
@@ -60,10 +51,10 @@ def log_command(
     Each call logs what is new. Call it by hand for all checkpoints so far, and with `after_run` for
     those to come.
     """
-    if folder is not None and to is not Tracker.TENSORBOARD:
+    if folder is not None and to != "tensorboard":
         raise UserError("--dir is the folder of TensorBoard's files: leave it out")
     settings, _ = load_settings({}, settings_file)
-    target = Target(to.value, project, run, folder)
+    target = Target(to, project, run, folder)
     known, problems = load(settings)
     found = series(known, [_training(each) for each in training or []], suite)
     told = []

@@ -69,7 +69,8 @@ def line(known: Mapping[str, Any], scored: str) -> tuple[str, str]:
     """Return how far a run is in a line, and in a text of its own what changes with every look."""
     requests = known["requests"]  # none before the plan
     responses = f"{known['responses']:,} of {plural(requests, 'response')}" if requests else ""
-    what = ", ".join(filter(None, (known["phase"], scored, _trials(known))))
+    trials = f"trials: {words}" if (words := _trials(known)) else ""
+    what = ", ".join(filter(None, (known["phase"], scored, trials)))
     more = ", ".join(filter(None, (known["detail"], responses, _times(known))))
     return what, f"; {more}"
 

@@ -5,17 +5,22 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from coordinate_eval._format import quoted
+from coordinate_eval.coordinator.cli import streams
+from coordinate_eval.coordinator.cli.launch.cron import cron_job
+from coordinate_eval.coordinator.cli.launch.watch import Watch
 from coordinate_eval.coordinator.cli.options import common, parsing
 from coordinate_eval.coordinator.cli.options.asked import AskedRun, spread
+from coordinate_eval.coordinator.cli.output import say
+from coordinate_eval.coordinator.inputs.checkpoints import remote
+from coordinate_eval.coordinator.inputs.checkpoints.average import Members, members
+from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved
+from coordinate_eval.coordinator.planning.new_run import Inputs, read_inputs
 from coordinate_eval.errors import CoordinateError, UserError
-
-if TYPE_CHECKING:
-    from coordinate_eval.coordinator.inputs.checkpoints.average import Members
-    from coordinate_eval.coordinator.inputs.checkpoints.saved import Saved
 
 _watch_option = partial(parsing.option, panel="What to watch")
 
@@ -119,15 +124,6 @@ def watch_command(
     checkpoint or request was refused, or settings or suite are wrong for all; 3 the scheduler did
     not answer.
     """
-    from coordinate_eval._format import quoted
-    from coordinate_eval.coordinator.cli import streams
-    from coordinate_eval.coordinator.cli.launch.cron import cron_job
-    from coordinate_eval.coordinator.cli.launch.watch import Watch
-    from coordinate_eval.coordinator.cli.output import say
-    from coordinate_eval.coordinator.inputs.checkpoints import remote
-    from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved
-    from coordinate_eval.coordinator.planning.new_run import Inputs, read_inputs
-
     if (as_json or dry_run) and not once:
         raise UserError("--json and --dry-run tell of one look: add --once")
     folder = None if folder is None else remote.located(folder)
@@ -179,7 +175,5 @@ def watch_command(
         time.sleep(every)
 
 
-def _what(saved: "Saved") -> "Path | Members":
-    from coordinate_eval.coordinator.inputs.checkpoints.average import members
-
+def _what(saved: Saved) -> Path | Members:
     return members(saved.members, None) if saved.members else saved.path
