@@ -11,7 +11,6 @@ a checkpoint may hold anything.
 """
 
 import contextlib
-import functools
 import io
 import os
 import random
@@ -262,6 +261,7 @@ _asked: set[str] = set()  # folders about which a question was asked
 _listings: dict[str, dict[str, _Entry]] = {}
 _heads: dict[str, bytes] = {}
 _stores: dict[str, Any] = {}
+"""By bucket. Earlier versions of fsspec make one for each thread, with connections of its own."""
 
 
 def _entry(path: RemotePath) -> _Entry | None:
@@ -360,18 +360,14 @@ def _store(url: str) -> tuple[Any, str]:
     """
     if "://" not in url or _urls.CHAIN in url:  # fsspec would open a local file, unchecked
         raise FileNotFoundError(2, "no such object", url)
+    scheme, _, place = url.partition("://")
+    root = f"{scheme}://{place.partition('/')[0]}"
     with _translated(url):
-        made, name = _made(url)
-        _stores[url.partition(":")[0]] = made
-    return made, name
+        if root not in _stores:
+            from fsspec.core import url_to_fs
 
-
-@functools.lru_cache(1024)
-def _made(url: str) -> tuple[Any, str]:
-    from fsspec.core import url_to_fs
-
-    made: tuple[Any, str] = url_to_fs(url)
-    return made
+            _stores[root], _ = url_to_fs(root)
+    return _stores[root], _stores[root]._strip_protocol(url)  # as url_to_fs does
 
 
 @contextlib.contextmanager
