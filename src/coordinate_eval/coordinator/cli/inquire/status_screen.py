@@ -79,7 +79,7 @@ def _parts(shown: dict[str, Any]) -> Iterator[RenderableType]:
     phase = Phase(shown["phase"])
     yield Text(f"run {shown['run']}: {_HEADLINES.get(phase, shown['state'])}", style="bold")
     yield Text(shown["dir"])
-    yield Text.assemble(*_facts(shown, phase))
+    yield Text(_facts(shown, phase))
     if phase.done or phase is Phase.INCOMPLETE:
         yield _scores(shown)
     else:
@@ -115,7 +115,7 @@ def _parts(shown: dict[str, Any]) -> Iterator[RenderableType]:
         yield Text(f"`{shown['next']}` {_NEXT[phase]}")
 
 
-def _facts(shown: dict[str, Any], phase: Phase) -> list[str]:
+def _facts(shown: dict[str, Any], phase: Phase) -> str:
     """Return the lines between the headline and the tables."""
     rows = {"checkpoint": shown["checkpoint"], "suite": shown["suite"]}
     if not phase.ended or shown["detail"]:
@@ -140,8 +140,7 @@ def _facts(shown: dict[str, Any], phase: Phase) -> list[str]:
     if phase.done or phase is Phase.INCOMPLETE or not phase.ended:
         rows["took" if phase.ended else "time"] = _times(shown)
     width = max(map(len, rows)) + 2
-    lines = [f"{name:<{width}}{value}" for name, value in rows.items()]
-    return ["\n".join(lines)]
+    return "\n".join(f"{name:<{width}}{value}" for name, value in rows.items())
 
 
 def _judge(judge: dict[str, Any]) -> str:
