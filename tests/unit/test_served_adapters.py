@@ -95,6 +95,8 @@ def test_what_is_no_adapter_or_is_told_twice_is_refused(base: Path, tmp_path: Pa
     served.check(found, SERVE)
     with pytest.raises(UserError, match="max_lora_rank cannot be given with enable_lora"):
         served.check(found, SERVE | {"max_lora_rank": 64})
+    with pytest.raises(UserError, match="16 bits on GPUs: leave engine argument dtype out, or"):
+        served.check(found, SERVE | {"dtype": "float32"})
 
 
 def test_runs_of_two_adapters_share_their_base(base: Path, tmp_path: Path) -> None:

@@ -37,6 +37,11 @@ def check(checkpoint: Checkpoint, args: Mapping[str, Any]) -> None:
             raise UserError(
                 f"engine argument {name} cannot be given with enable_lora: the adapter tells it"
             )
+    if args.get("dtype") in ("float", "float32"):  # `lora_shrink_op.py` takes no others
+        raise UserError(
+            "vLLM's LoRA computes in 16 bits on GPUs: leave engine argument dtype out, or "
+            "enable_lora, and the adapter is merged into its base"
+        )
     Served(checkpoint)
 
 
