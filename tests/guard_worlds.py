@@ -7,7 +7,7 @@ from typing import Any
 
 from coordinate_eval.clusters.protocol import End, State, TaskStatus
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.training.advice import Save
+from coordinate_eval.coordinator.training.advice import Save, Scores
 from coordinate_eval.coordinator.training.guarding.attempts import (
     Attempt,
     Evaluated,
@@ -24,7 +24,6 @@ from coordinate_eval.coordinator.training.guarding.healthy import Choice
 from coordinate_eval.coordinator.training.guarding.loop import Guard
 from coordinate_eval.coordinator.training.guarding.policy import Policy
 from coordinate_eval.coordinator.training.guarding.vitals import Vitals
-from coordinate_eval.coordinator.training.scores import Scores
 from coordinate_eval.coordinator.training.spikes import Spike
 from coordinate_eval.errors import ClusterSilent, SubmitRefused
 from coordinate_eval.slurm.batch import Described

@@ -14,7 +14,7 @@ from coordinate_eval.coordinator.history.alarms import Alarm
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.incidents.bad_nodes import avoid
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.training.advice import Save
+from coordinate_eval.coordinator.training.advice import Save, Scores
 from coordinate_eval.coordinator.training.guarding.attempts import (
     Evaluated,
     GuardDir,
@@ -23,7 +23,6 @@ from coordinate_eval.coordinator.training.guarding.attempts import (
 )
 from coordinate_eval.coordinator.training.guarding.policy import Policy
 from coordinate_eval.coordinator.training.guarding.vitals import Vitals
-from coordinate_eval.coordinator.training.scores import Scores
 from coordinate_eval.coordinator.training.spikes import Spike
 from coordinate_eval.errors import ClusterError
 from coordinate_eval.slurm.batch import Described

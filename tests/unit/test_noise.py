@@ -12,7 +12,7 @@ import pytest
 from tests.trainings import call, keep
 
 from coordinate_eval.coordinator.history.columns import Plain
-from coordinate_eval.coordinator.history.noise import Noise, deviation, noise_of
+from coordinate_eval.coordinator.history.curve import Noise, deviation, noise_of
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import Column
 

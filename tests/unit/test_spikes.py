@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinate_eval.coordinator.training.points import Point
-from coordinate_eval.coordinator.training.spikes import Detector, Spike, State
+from coordinate_eval.coordinator.training.spikes import Detector, Spike
 
 
 def training(
@@ -156,12 +156,12 @@ def test_a_detector_goes_on_from_its_state(kind: str, seed: int, data: st.DataOb
     cut = data.draw(st.integers(0, len(points)))
     whole, first = follow(points), follow(points[:cut])
 
-    second = Detector(State.model_validate_json(first.state().model_dump_json()))
+    second = Detector.model_validate_json(first.line())
     second.take(points[cut:])
 
     assert str(second.open) == str(whole.open)
     assert str(second.found) == str(whole.found)
-    assert len(second.state().model_dump_json()) < 50_000
+    assert len(second.line()) < 50_000
 
 
 @settings(deadline=None, max_examples=100)

@@ -6,7 +6,7 @@ scores rise, such a mean lags behind. There a score counts as fallen, too, if it
 line through the scores before it, and also below their mean by more than noise.
 
 Noise is measured by how far scores lie from the line through their two neighbours, as in
-`noise.deviation`, so that no rise adds to it. At first the errors of the items stand for it.
+`curve.deviation`, so that no rise adds to it. At first the errors of the items stand for it.
 
 All functions are pure. More is better in all values: turn those where less is.
 """

@@ -1,13 +1,16 @@
 """Advice after a spike, a divergence or a fall of the scores."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from coordinate_eval._format import plural
-from coordinate_eval.coordinator.history.alarms import Alarm
+from coordinate_eval.coordinator.history.alarms import Alarm, alarms
+from coordinate_eval.coordinator.history.measured import Measured
+from coordinate_eval.coordinator.history.series import series
 from coordinate_eval.coordinator.training.spikes import Spike
+from coordinate_eval.errors import UserError
 
 MOST_BACK = 10_000
 """Steps that a training goes back at most, by default."""
@@ -104,6 +107,37 @@ def advise(
 def is_fall(alarm: Alarm) -> bool:
     """Return whether an alarm is a reason to go back: a collapse, or a drop of the mean."""
     return alarm.kind == "collapse" or (alarm.kind == "drop" and alarm.what == _MEAN)
+
+
+class Scores(NamedTuple):
+    """A training's alarms and fallen checkpoints. Both are empty without scores."""
+
+    alarms: Sequence[Alarm] = ()
+    """Those that are true of the newest checkpoint with scores."""
+    said: Mapping[int, Literal["healthy", "fallen"]] = {}
+    """By step."""
+
+
+def scores_of(known: Sequence[Measured], experiment: Path) -> Scores:
+    """Return what the scores of a training say.
+
+    Args:
+        known: what runs have measured.
+        experiment: the folder of its checkpoints.
+    """
+    try:
+        found = series(known, [str(experiment)])
+    except UserError:
+        return Scores()
+    raised = alarms(found)
+    said: dict[int, Literal["healthy", "fallen"]] = {
+        row.step: "healthy" for row in found.rows if row.step is not None
+    }
+    for each in filter(is_fall, raised):
+        first, last = each.row.step or 0, each.last.step or 0
+        said |= {step: "fallen" for step in said if first <= step <= last}
+    newest = max(said, default=None)
+    return Scores([each for each in raised if each.last.step == newest], said)
 
 
 def next_to_evaluate(saves: Sequence[Save]) -> Save | None:

@@ -12,10 +12,11 @@ norms of the gradients after 50 steps, since those of a loss scale that is looke
 
 import itertools
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Literal
+
+from pydantic import ConfigDict
 
 from coordinate_eval.coordinator.training.points import Point
 from coordinate_eval.records import Record
@@ -65,8 +66,10 @@ class Spike(Record):
     """The largest norm of the gradients, if it says the same."""
 
 
-class State(Record):
-    """The knowledge of a detector, small enough for a file."""
+class Detector(Record):
+    """A follower of the reports of a training, small enough for a file."""
+
+    model_config = ConfigDict(frozen=False)
 
     healthy: tuple[tuple[int, float], ...] = ()
     norms: tuple[float, ...] = ()
@@ -75,43 +78,14 @@ class State(Record):
     """The last report before the sum began."""
     last: int | None = None
     open: Spike | None = None
+    """The spike that goes on; decided if the training has to go back."""
     episode: tuple[tuple[int, float], ...] = ()
     bad: int = 0
     """Reports in a row whose loss is no finite number."""
     lost: tuple[int, int, int] | None = None
     """Of reports in a row without a finite gradient: the step before, the first, how many."""
     found: tuple[Spike, ...] = ()
-
-
-class Detector:
-    """A follower of the reports of a training."""
-
-    def __init__(self, state: State | None = None) -> None:
-        known = state or State()
-        self._healthy = deque(known.healthy, _WINDOW)
-        self._norms = deque(known.norms, _WINDOW)
-        self._total, self._began, self._last = known.total, known.began, known.last
-        self._episode, self._bad, self._lost = list(known.episode), known.bad, known.lost
-        self._since: list[tuple[int, float]] = []
-        self.open = known.open
-        """The spike that goes on; decided if the training has to go back."""
-        self.found = list(known.found)
-        """Those that are over, the newest last."""
-
-    def state(self) -> State:
-        """Return what another detector can go on with."""
-        return State(
-            healthy=tuple(self._healthy),
-            norms=tuple(self._norms),
-            total=self._total,
-            began=self._began,
-            last=self._last,
-            open=self.open,
-            episode=tuple(self._episode),
-            bad=self._bad,
-            lost=self._lost,
-            found=tuple(self.found),
-        )
+    """Those that are over, the newest last."""
 
     def take(self, points: Iterable[Point]) -> None:
         """Follow these reports, which come after those of before."""
@@ -120,18 +94,18 @@ class Detector:
                 self._take(point, point.loss)
 
     def _take(self, point: Point, loss: float) -> None:
-        if self._last is not None and point.step <= self._last:
+        if self.last is not None and point.step <= self.last:
             self._go_back(point.step)
-            self._last = self._healthy[-1][0] if self._healthy else point.step - 1
-        before = self._last
-        self._last = point.step
+            self.last = self.healthy[-1][0] if self.healthy else point.step - 1
+        before = self.last
+        self.last = point.step
         strong = self._is_strong(point.gradient_norm)
         if self._has_lost_gradients(point, loss, before):
             return
         if not math.isfinite(loss):
             self._take_bad(point.step, before)
         else:
-            self._bad = 0
+            self.bad = 0
             if self.open is None:
                 self._compare(point.step, loss, before, strong=strong)
             else:
@@ -140,20 +114,25 @@ class Detector:
             most = max(self.open.gradient or 0.0, point.gradient_norm)
             self.open = self.open.model_copy(update={"gradient": most})
         elif self.open is None and point.gradient_norm and math.isfinite(point.gradient_norm):
-            self._norms.append(math.log(max(point.gradient_norm, 1e-300)))
+            norm = math.log(max(point.gradient_norm, 1e-300))
+            self.norms = (*self.norms, norm)[-_WINDOW:]
+
+    def _add(self, *reports: tuple[int, float]) -> None:
+        """Add healthy reports, of which the newest are kept."""
+        self.healthy = (*self.healthy, *reports)[-_WINDOW:]
 
     def _has_lost_gradients(self, point: Point, loss: float, before: int | None) -> bool:
         """Return whether no gradient is finite any more, so that a loss that is teaches nothing."""
         norm = point.gradient_norm
         if norm is None or math.isfinite(norm) or not math.isfinite(loss):
-            self._lost = None
+            self.lost = None
             if self.open is not None and self.open.kind == "no gradient":
                 self._close(point.step)
             return False
         last = point.step - 1 if before is None else before
-        since, first, reports = self._lost or (last, point.step, 0)
-        self._lost = since, first, reports + 1
-        if point.step - since <= _LONG or reports < _DECIDE_REPORTS or not self._norms:
+        since, first, reports = self.lost or (last, point.step, 0)
+        self.lost = since, first, reports + 1
+        if point.step - since <= _LONG or reports < _DECIDE_REPORTS or not self.norms:
             return False  # soon, or from a trainer that has never told one
         if self.open is not None and self.open.kind != "no gradient":
             return False
@@ -175,36 +154,36 @@ class Detector:
         """Forget what came after a step to which the training went back."""
         if self.open is not None:
             self._close(None)
-        self._healthy = deque((each for each in self._healthy if each[0] < step), _WINDOW)
-        self._total, self._began, self._bad, self._lost = 0.0, None, 0, None
+        self.healthy = tuple(each for each in self.healthy if each[0] < step)
+        self.total, self.began, self.bad, self.lost = 0.0, None, 0, None
 
     def _is_strong(self, norm: float | None) -> bool:
-        if norm is None or len(self._norms) < _LEAST:
+        if norm is None or len(self.norms) < _LEAST:
             return False
         if not math.isfinite(norm):
             return True
-        middle = median(self._norms)
-        noise = _SPREAD * median(abs(each - middle) for each in self._norms)
+        middle = median(self.norms)
+        noise = _SPREAD * median(abs(each - middle) for each in self.norms)
         return math.log(max(norm, 1e-300)) - middle > _STRONG_GRADIENT * max(noise, 0.05)
 
     def _compare(self, step: int, loss: float, before: int | None, *, strong: bool) -> None:
         """Compare a report with the healthy ones, and open an episode if it is due."""
-        if len(self._healthy) < _LEAST:
-            self._healthy.append((step, loss))
+        if len(self.healthy) < _LEAST:
+            self._add((step, loss))
             return
-        level, noise = _level_and_noise([value for _, value in self._healthy])
+        level, noise = _level_and_noise([value for _, value in self.healthy])
         rise = (loss - level) / noise if noise else math.copysign(_CLIP, loss - level)
-        total = self._total + min(rise, _CLIP) - _DRIFT + (1.0 if strong and rise > _DRIFT else 0.0)
+        total = self.total + min(rise, _CLIP) - _DRIFT + (1.0 if strong and rise > _DRIFT else 0.0)
         if total <= 0:
-            self._total, self._began = 0.0, None
-            self._healthy.append((step, loss))
+            self.total, self.began = 0.0, None
+            self._add((step, loss))
             return
-        if self._began is None:
-            self._began = before
-        self._total = total
-        self._healthy.append((step, loss))
-        began = step - 1 if self._began is None else self._began
-        since = [each for each in self._healthy if each[0] > began]
+        if self.began is None:
+            self.began = before
+        self.total = total
+        self._add((step, loss))
+        began = step - 1 if self.began is None else self.began
+        since = [each for each in self.healthy if each[0] > began]
         clear = [value for _, value in since[-2:] if value - level > _CLEAR * noise]
         high = median(value for _, value in since[-3:]) - level >= _LEAST_RISE * abs(level)
         if not high or (total < _OPENS and len(clear) < 2):
@@ -219,19 +198,18 @@ class Detector:
             noise=noise,
             peak=max(value for _, value in since),
         )
-        self._episode = since
-        for _ in since:
-            self._healthy.pop()
-        if len(self._healthy) >= _LEAST:
-            slope = _trend(self._healthy, noise)[2]
+        self.episode = tuple(since)
+        self.healthy = self.healthy[: -len(since)]
+        if len(self.healthy) >= _LEAST:
+            slope = _trend(self.healthy, noise)[2]
             self.open = self.open.model_copy(update={"slope": slope})
-        self._total, self._began = 0.0, None
+        self.total, self.began = 0.0, None
         self._decide()
 
     def _take_bad(self, step: int, before: int | None) -> None:
-        self._bad += 1
+        self.bad += 1
         if self.open is None:
-            level = median(v for _, v in list(self._healthy)[-_BLOCK:]) if self._healthy else 0.0
+            level = median(v for _, v in self.healthy[-_BLOCK:]) if self.healthy else 0.0
             last = step - 1 if before is None else before
             self.open = Spike(
                 onset=_between(last, step),
@@ -242,9 +220,9 @@ class Detector:
                 peak=math.inf,
                 noise=0.0,
             )
-            self._episode = []
+            self.episode = ()
         changed: dict[str, object] = {"last": step, "peak": math.inf, "kind": "not a number"}
-        if self._bad >= 2 and self.open.decided is None:
+        if self.bad >= 2 and self.open.decided is None:
             changed["decided"] = step
         self.open = self.open.model_copy(update=changed)
 
@@ -252,10 +230,10 @@ class Detector:
         """Add a report to the open episode: close it, decide it or wait."""
         spike = self.open
         assert spike is not None
-        self._episode.append((step, loss))
-        if len(self._episode) > _MOST_EPISODE:
-            self._episode = self._episode[::2]
-        newest = [value for _, value in self._episode[-3:]]
+        self.episode = (*self.episode, (step, loss))
+        if len(self.episode) > _MOST_EPISODE:
+            self.episode = self.episode[::2]
+        newest = [value for _, value in self.episode[-3:]]
         back = spike.level + max(2 * spike.noise, _LEAST_RISE / 2 * abs(spike.level))
         if median(newest) <= back and (len(newest) > 2 or spike.kind == "not a number"):
             self._close(step)
@@ -265,21 +243,21 @@ class Detector:
 
     def _close(self, recovered: int | None) -> None:
         assert self.open is not None
-        self.found.append(self.open.model_copy(update={"recovered": recovered}))
-        del self.found[:-_MOST_FOUND]
+        closed = self.open.model_copy(update={"recovered": recovered})
+        self.found = (*self.found, closed)[-_MOST_FOUND:]
         if recovered is not None:
-            self._healthy.extend(self._episode[-3:])
-        self.open, self._episode = None, []
+            self._add(*self.episode[-3:])
+        self.open, self.episode = None, ()
 
     def _decide(self) -> None:
         """Decide whether the loss of the open episode stays up."""
         spike = self.open
         if spike is None or spike.decided is not None:
             return
-        for reports, least in zip(_lasting(self._episode, spike), (_LONG, 2 * _LONG), strict=True):
+        for reports, least in zip(_lasting(self.episode, spike), (_LONG, 2 * _LONG), strict=True):
             if len(reports) < _DECIDE_REPORTS:
                 continue
-            began = spike.before if len(reports) == len(self._episode) else reports[0][0]
+            began = spike.before if len(reports) == len(self.episode) else reports[0][0]
             first, last, slope, error = _trend(reports, spike.noise)
             rise = last - spike.level
             comes_back = spike.slope - slope + _SURE * error >= rise / _COMES_BACK

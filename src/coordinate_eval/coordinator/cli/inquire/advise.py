@@ -15,11 +15,10 @@ from coordinate_eval.coordinator.inputs.checkpoints import remote
 from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, look, step_of
 from coordinate_eval.coordinator.inputs.layers import load as load_settings
 from coordinate_eval.coordinator.inputs.settings import Settings
-from coordinate_eval.coordinator.training.advice import Advice, Save, advise
+from coordinate_eval.coordinator.training.advice import Advice, Save, advise, scores_of
 from coordinate_eval.coordinator.training.guarding.healthy import examine
 from coordinate_eval.coordinator.training.patterns import read_patterns
 from coordinate_eval.coordinator.training.progress import all_points
-from coordinate_eval.coordinator.training.scores import scores_of
 from coordinate_eval.coordinator.training.spikes import Detector
 from coordinate_eval.errors import UserError
 

@@ -10,8 +10,14 @@ from rich.table import Table
 from coordinate_eval._format import bars, plural, sparkline
 from coordinate_eval.coordinator.cli.inquire.history import by_training, load
 from coordinate_eval.coordinator.cli.output import new_table
-from coordinate_eval.coordinator.history.curve import LEAST, SLOPE_STEPS, Curve, curve_of
-from coordinate_eval.coordinator.history.noise import Noise, noise_of
+from coordinate_eval.coordinator.history.curve import (
+    LEAST,
+    SLOPE_STEPS,
+    Curve,
+    Noise,
+    curve_of,
+    noise_of,
+)
 from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import Column, Series, mean_column, series
 from coordinate_eval.coordinator.inputs.checkpoints import remote

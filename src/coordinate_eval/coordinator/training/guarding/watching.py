@@ -8,6 +8,7 @@ from pathlib import Path
 from coordinate_eval import _files
 from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.training import progress
+from coordinate_eval.coordinator.training.advice import Scores, scores_of
 from coordinate_eval.coordinator.training.guarding.attempts import GuardDir, Guarded, Logs
 from coordinate_eval.coordinator.training.guarding.vitals import (
     Vitals,
@@ -19,8 +20,7 @@ from coordinate_eval.coordinator.training.guarding.vitals import (
 from coordinate_eval.coordinator.training.patterns import read_patterns
 from coordinate_eval.coordinator.training.points import Point
 from coordinate_eval.coordinator.training.progress import FilePosition, Position
-from coordinate_eval.coordinator.training.scores import Scores, scores_of
-from coordinate_eval.coordinator.training.spikes import Detector, Spike, State
+from coordinate_eval.coordinator.training.spikes import Detector, Spike
 
 MOST_BYTES = 16 << 20
 """Read of one log at a look. A log that grows faster is read at its end."""
@@ -78,7 +78,7 @@ class Watching:
         if found.points:
             detector = self._detector()
             detector.take(found.points)
-            _files.write_record(self._dir.spikes, detector.state())
+            _files.write_record(self._dir.spikes, detector)
         _files.write_record(self._dir.of_attempt(number, vitals.FILE), vitals)
         if found.position != position:
             _files.write_record(path, found.position)
@@ -97,7 +97,7 @@ class Watching:
         return self._scores
 
     def _detector(self) -> Detector:
-        return Detector(_files.read_record_if_there(self._dir.spikes, State))
+        return _files.read_record_if_there(self._dir.spikes, Detector) or Detector()
 
     def _keep(self, number: int, points: Sequence[Point]) -> None:
         """Append points to `points.jsonl`. A guard that is killed may append some twice.
