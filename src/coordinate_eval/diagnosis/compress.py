@@ -6,7 +6,6 @@ the constants below, whatever the log holds.
 
 import re
 from collections import deque
-from collections.abc import Iterable
 from typing import BinaryIO, Final
 
 from coordinate_eval import _job_log
@@ -126,15 +125,9 @@ def compress(log: BinaryIO, rules: Rules) -> Compressed:
 
 def compress_text(text: str, rules: Rules) -> Compressed:
     """Return what is left of a text that is short, such as an error's message."""
-    lines = text.encode(errors="replace").splitlines()
-    return compress_pieces((Piece(n, line[:4096]) for n, line in enumerate(lines, 1)), rules)
-
-
-def compress_pieces(given: Iterable[Piece], rules: Rules) -> Compressed:
-    """Return what is left of the pieces of a log."""
     reader = _Reader(rules)
-    for piece in given:
-        reader.take(piece)
+    for number, line in enumerate(text.encode(errors="replace").splitlines(), 1):
+        reader.take(Piece(number, line[:4096]))
     return reader.end()
 
 

@@ -172,12 +172,6 @@ def imported(code: str, seconds: float = IMPORT_SECONDS) -> Imported:
     return Imported({}, last, missing)
 
 
-def python() -> Finding:
-    """Return which program this is; jobs are started by the same path."""
-    number = ".".join(map(str, sys.version_info[:3]))
-    return ok("program", f"coordinate-eval {__version__}, Python {number}: {sys.executable}")
-
-
 def container(settings: Settings, kind: Kind) -> Iterator[Finding]:
     """Return what a job in a container finds of it. That it runs says that the image is fit."""
     chosen = settings.container
@@ -210,16 +204,6 @@ def container_here(settings: Settings, cluster: str) -> Iterator[Finding]:
     else:
         images = dict.fromkeys(filter(None, (chosen.image, *chosen.images.values())))
         yield ok("container", f"{chosen.runtime}, image {', '.join(images)}")
-
-
-def in_image(settings: Settings, image: str) -> Finding:
-    """Return where the engine is that is not looked for on this machine."""
-    return ok(f"engine {settings.engine.name}", f"in image {image}, which --submit looks into")
-
-
-def harness() -> Finding:
-    """Import the harness."""
-    return finding_of("harness", imported(_HARNESS), Role.MACHINE)
 
 
 def engine(settings: Settings, role: Role) -> Iterator[Finding]:
@@ -293,7 +277,8 @@ def gpus(said: Mapping[str, Any]) -> Finding:
 
 def examine(settings: Settings, role: Role) -> Iterator[Finding]:
     """Yield what is found on this machine, as it is found."""
-    yield python()
+    number = ".".join(map(str, sys.version_info[:3]))
+    yield ok("program", f"coordinate-eval {__version__}, Python {number}: {sys.executable}")
     if role in KIND and settings.container.image_of(KIND[role]) is not None:
         yield from container(settings, KIND[role])
         yield from folders.of_settings(settings, ("cache_dir", "runs_dir"))
@@ -301,7 +286,7 @@ def examine(settings: Settings, role: Role) -> Iterator[Finding]:
         yield from folders.of_settings(settings)
     if role is not Role.GPU_JOB:
         yield folders.hub_cache(os.environ)
-        yield harness()
+        yield finding_of("harness", imported(_HARNESS), Role.MACHINE)
         yield sandbox()
         yield compilers()
         yield from network(settings)
@@ -313,7 +298,8 @@ def examine(settings: Settings, role: Role) -> Iterator[Finding]:
         if image is None or role is Role.GPU_JOB:
             yield from engine(settings, role)
         else:
-            yield in_image(settings, image)
+            where = f"in image {image}, which --submit looks into"
+            yield ok(f"engine {settings.engine.name}", where)
 
 
 def examine_here(settings: Settings, cluster: Cluster | None) -> Iterator[Finding]:

@@ -29,24 +29,21 @@ def of_settings(settings: Settings, names: Iterable[Name] = tuple(USES)) -> Iter
     """Try the folders that runs write."""
     for name in names:
         folder = Path(getattr(settings, name)).expanduser()
-        yield folder_found(name, folder, USES[name])
-
-
-def folder_found(name: Name, folder: Path, use: str) -> Finding:
-    """Try out a folder of the settings, and return the finding."""
-    try:
-        tried = try_out(folder)
-        if folder.exists():
-            _owner.check_above(folder)
-    except ForeignError as error:
-        return failure(name, str(error), f"set {name} to a folder that only its users can move")
-    except OSError as error:
-        return failure(
-            name,
-            f"{folder} cannot be written ({error.strerror}), but {use}",
-            f"set {name} to a folder of yours on storage that all nodes share",
-        )
-    return finding_of(name, folder, tried)
+        try:
+            tried = try_out(folder)
+            if folder.exists():
+                _owner.check_above(folder)
+        except ForeignError as error:
+            do = f"set {name} to a folder that only its users can move"
+            yield failure(name, str(error), do)
+        except OSError as error:
+            yield failure(
+                name,
+                f"{folder} cannot be written ({error.strerror}), but {USES[name]}",
+                f"set {name} to a folder of yours on storage that all nodes share",
+            )
+        else:
+            yield finding_of(name, folder, tried)
 
 
 def finding_of(name: str, folder: Path, tried: Tried) -> Finding:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from coordinate_eval import _files, _job_log
 from coordinate_eval._format import brief
-from coordinate_eval.clusters.protocol import Cluster, Job, JobLimits, State, TaskStatus, Waits
+from coordinate_eval.clusters.protocol import Cluster, Job, State, TaskStatus, Waits
 from coordinate_eval.coordinator.doctor.examine import examine
 from coordinate_eval.coordinator.doctor.findings import (
     KIND,
@@ -120,12 +120,6 @@ def job(place: Place, folder: Path, token: str) -> Job:
     )
 
 
-def _allowed(made: Job, limits: JobLimits) -> Job:
-    """Return a job that asks for no more time than the scheduler allows."""
-    minutes = limits.allowed(made.minutes, time.time(), gpu_work=made.gpu_work)
-    return made.model_copy(update={"minutes": minutes})
-
-
 def answer(folder: Path, name: str, role: Role) -> None:
     """Examine this node and leave the answer: what such a job does."""
     settings = _files.read_record(folder / "settings.json", Settings)
@@ -155,7 +149,8 @@ def ask(
             made = job(place, folder, token)
             try:
                 stack.enter_context(cluster)
-                made = _allowed(made, cluster.limits())
+                minutes = cluster.limits().allowed(MINUTES, time.time(), gpu_work=made.gpu_work)
+                made = made.model_copy(update={"minutes": minutes})
                 job_id = cluster.submit(made)
             except CoordinateError as error:
                 do = "correct the settings that it names"
@@ -253,11 +248,7 @@ def _died(folder: Path, place: Place) -> Finding:
     said = " | ".join(filter(None, map(last_words, logs))) or "its log is empty, or not there"
     causes = [find(str(log), "", "", shipped(), MOST_LOG_BYTES) for log in logs]
     cure = next((cause.cure for cause in causes if cause is not None and cause.rule), "")
-    return failure(
-        "job",
-        f"it ended without an answer: {said}",
-        cure or _SEE,
-    )
+    return failure("job", f"it ended without an answer: {said}", cure or _SEE)
 
 
 def _not_started(task: TaskStatus, patience: float) -> Finding:

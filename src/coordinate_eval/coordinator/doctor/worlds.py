@@ -154,7 +154,7 @@ class Worlds:
         """End all jobs, and remove their folder when they have."""
         try:
             end = time.monotonic() + GONE_SECONDS
-            while (alive := self._alive_as_far_as_known()) and time.monotonic() < end:
+            while (alive := self._alive()) and time.monotonic() < end:
                 self._cancel(alive)
                 self._pause(min(1.0, self._settings.supervisor.poll_seconds))
         finally:
@@ -329,16 +329,13 @@ class Worlds:
 
     def _alive(self) -> list[str]:
         """Return the ids of jobs that have not ended: of all, if Slurm does not say."""
-        tasks = self._poll()
+        try:
+            tasks = self._poll()
+        except (CoordinateError, OSError):  # nothing may keep jobs from being cancelled
+            tasks = None
         if tasks is None:
             return self._submitted
         return [job_id for job_id, task in tasks.items() if task.state is not State.ENDED]
-
-    def _alive_as_far_as_known(self) -> list[str]:
-        try:
-            return self._alive()
-        except (CoordinateError, OSError):  # nothing may keep jobs from being cancelled
-            return self._submitted
 
     def _cancel(self, job_ids: Sequence[str]) -> None:
         with contextlib.suppress(CoordinateError):

@@ -80,7 +80,9 @@ def submit(hands: Hands, attempt: Attempt, jobs: Sequence[TaskStatus]) -> bool:
     elif now < max(attempt.after, hands.submits_at):
         return False
     else:
-        exclude = _excluded(hands)
+        avoided = read_avoided(hands.guarded.settings, now)
+        known = hands.scripts.node_names() if avoided else set()
+        exclude = frozenset(avoided.keys() & known)
         told = (attempt.checkpoint, attempt.skipped, str(attempt.number))
         hands.check_epoch()
         try:
@@ -138,12 +140,6 @@ def _refused(hands: Hands, attempt: Attempt, error: Exception, exclude: Collecti
         said = f"no nodes for attempt {attempt.number}{less}: {words}"
         hands.notify(f"{attempt.number}-no-nodes", said)
     return False
-
-
-def _excluded(hands: Hands) -> frozenset[str]:
-    """Return the nodes that are avoided now, as far as Slurm knows their names."""
-    avoided = read_avoided(hands.guarded.settings, hands.clock.now())
-    return frozenset(avoided.keys() & hands.scripts.node_names()) if avoided else frozenset()
 
 
 def cancel_strays(

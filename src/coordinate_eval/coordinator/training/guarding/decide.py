@@ -70,7 +70,9 @@ def decide(history: Sequence[Ended], policy: Policy) -> Decision:
         return Decision(follows, said)
     if follows is not Follows.RESUBMIT:
         recent = [each for each in history if last.time - each.time < DAY_SECONDS]
-        restarts = sum(_counts(recent[: at + 1]) for at in range(len(recent)))
+        each_followed = (_follows(recent[: at + 1]) for at in range(len(recent)))
+        nobodys = (Follows.RESUBMIT, Follows.DONE, Follows.STOP)
+        restarts = sum(each not in nobodys for each in each_followed)
         if restarts > policy.restarts_per_day:
             return Decision(
                 Follows.STOP,
@@ -80,9 +82,10 @@ def decide(history: Sequence[Ended], policy: Policy) -> Decision:
     vain, preempted = _in_vain(history)
     if vain > policy.retries:
         tried = plural(vain, "attempt") + (" in a row" if vain > 1 else "")
+        furthest = max(each.last_step or 0 for each in history)
         return Decision(
             Follows.STOP,
-            f"{said}; {tried} came no further than step {_furthest(history)} (`retries`)",
+            f"{said}; {tried} came no further than step {furthest} (`retries`)",
         )
     pause = 0.0
     if vain:
@@ -139,10 +142,6 @@ def _repeats(history: Sequence[Ended]) -> bool:
     return len(history) > 1 and not history[-1].gained and history[-2].what is history[-1].what
 
 
-def _counts(history: Sequence[Ended]) -> bool:
-    return _follows(history) not in (Follows.RESUBMIT, Follows.DONE, Follows.STOP)
-
-
 def _in_vain(history: Sequence[Ended]) -> tuple[int, int]:
     """Return how many attempts in a row, the last ones, gained nothing; then how many preempted.
 
@@ -153,10 +152,6 @@ def _in_vain(history: Sequence[Ended]) -> tuple[int, int]:
     nobodys = (What.PREEMPTED, What.NEVER_STARTED, What.ROLLED_BACK)
     preempted = sum(each.what is What.PREEMPTED for each in row)
     return sum(each.what not in nobodys for each in row), preempted
-
-
-def _furthest(history: Sequence[Ended]) -> int:
-    return max((each.last_step for each in history if each.last_step is not None), default=0)
 
 
 def _words(ended: Ended) -> str:

@@ -180,7 +180,8 @@ class Candidates:
             return
         self._lists_at = time.monotonic() + LIST_SECONDS
         left = (each for each in self._finished() if not _is_spoiled(each, spoiled))
-        newest = next(filter(self._is_still, left), None)
+        still = (each for each in left if each.marked or each.quiet(QUIET_SECONDS))
+        newest = next(still, None)
         if newest is None:
             return
         health = self._health(newest)
@@ -274,9 +275,6 @@ class Candidates:
                     who = _owner.name_of(user)
                     return f"{part.name} belongs to {who}, who is none of your `trusted_users`"
         return ""
-
-    def _is_still(self, saved: Saved) -> bool:
-        return saved.marked or saved.quiet(QUIET_SECONDS)
 
     def _path(self, saved: Saved) -> Path:
         return self._kept / f"{hashlib.sha256(str(saved.path).encode()).hexdigest()[:16]}.json"
