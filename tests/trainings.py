@@ -1,6 +1,7 @@
 """Runs of a training's checkpoints that have ended, and commands that show them."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from coordinate_eval.coordinator.cli.app import app
 from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.history.columns import Plain
 from coordinate_eval.coordinator.history.measured import Measured
+from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.records import DatasetResults
 from tests.decisions import make_run
@@ -63,6 +65,13 @@ def keep(home: Path, step: int, scores: dict[str, Any], **more: Any) -> None:
         suite="s", scores=plain, **more,
     )  # fmt: skip
     measured.keep(str(home), record)
+
+
+def row(step: int, scores: Mapping[str, Any] | None = None, **more: Any) -> Row:
+    """A checkpoint in a series, with these scores."""
+    place = f"/t/step-{step}"
+    made = Row("/t", step, place, [f"run-{step}"], float(step), scores or {}, [], None)
+    return made._replace(**more)
 
 
 def call(home: Path, *args: str) -> Result:

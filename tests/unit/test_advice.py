@@ -5,9 +5,9 @@ from typing import Literal
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.trainings import row
 
 from coordinate_eval.coordinator.history.alarms import Alarm, Kind
-from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.training.advice import Save, advise, next_to_evaluate
 from coordinate_eval.coordinator.training.spikes import Spike
 
@@ -24,9 +24,6 @@ def saves(
 
 
 def alarm(kind: Kind, what: str, good: int, since: int) -> Alarm:
-    def row(step: int) -> Row:
-        return Row("/t", step, f"/t/step-{step}", [f"run-{step}"], 0.0, {}, [], None)
-
     return Alarm(kind, what, row(since), "0.1, and 0.5 was expected", row(good), row(since))
 
 

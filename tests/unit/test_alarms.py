@@ -8,22 +8,15 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.trainings import call, run_of
+from tests.trainings import call, row, run_of
 
 from coordinate_eval.coordinator.history.alarms import Alarm, alarms
 from coordinate_eval.coordinator.history.columns import Score
 from coordinate_eval.coordinator.history.measured import Measured, keep
-from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.history.series import Series
 from coordinate_eval.errors import UserError
 
 DATASETS = [f"d{number}" for number in range(20)]
-
-
-def row(step: int, scores: dict[str, Score], **more: object) -> Row:
-    """A checkpoint with these scores."""
-    plain = Row("/t", step, f"/t/step-{step}", [f"run-{step}"], float(step), scores, [], None)
-    return plain._replace(**more)  # type: ignore[arg-type]
 
 
 def share(value: float, items: int = 1000) -> Score:

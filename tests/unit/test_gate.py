@@ -1,4 +1,4 @@
-"""`gate`: a rule is decided if its whole interval is on one side of the bound."""
+"""`gate` decides a rule if its whole interval is on one side; `compare` says where none is."""
 
 import json
 from pathlib import Path
@@ -156,6 +156,23 @@ def test_people_see_the_decision_and_its_rules(home: Path) -> None:
         "GO: /ckpts/seven/step-200",
     ):
         assert word in said.stdout
+
+
+def test_compare_has_no_interval_of_one_item_and_counts_nothing(tmp_path: Path) -> None:
+    for step in (100, 200):
+        run_dir = run_of(tmp_path, step, {"a": 1.0})
+        scores = {"a": {"acc,none": 1.0}}
+        found = DatasetResults(dataset="a", items=1, harness="0", results=scores)
+        _files.write_record(run_dir.dataset_results("a"), found)
+        table = ItemScores(
+            task="a", filter="none", items=[0], documents="d", metrics={"acc": [1.0]}
+        )
+        _files.write_record(run_dir.items("a"), DatasetItems(dataset="a", tables=[table]))
+
+    told = call(tmp_path, "compare", "step-100-x", "step-200-x").output
+
+    assert "step 200 against step 100: no dataset can be compared item by item." in told
+    assert "a has no interval: it has one item" in told
 
 
 @pytest.mark.parametrize(

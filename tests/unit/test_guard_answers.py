@@ -8,10 +8,10 @@ import pytest
 from tests.clocks import SetClock
 from tests.guard_worlds import LAST, Job, World, begun, ends, go_on, guard_of, run
 from tests.plans import changed
+from tests.trainings import row
 
 from coordinate_eval.clusters.protocol import End, State, Waits
 from coordinate_eval.coordinator.history.alarms import Alarm
-from coordinate_eval.coordinator.history.rows import Row
 from coordinate_eval.coordinator.incidents.bad_nodes import avoid
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.training.advice import Save, Scores
@@ -104,9 +104,6 @@ def test_a_training_that_went_wrong_before_its_end_goes_back_after_it(
 
 
 def test_a_training_goes_back_once_where_its_scores_fell(tmp_path: Path) -> None:
-    def row(step: int) -> Row:
-        return Row("/t", step, f"/t/step-{step}", [f"run-{step}"], 0.0, {}, [], None)
-
     class Falling(World):
         def scores(self, now: float) -> Scores:
             if 6 not in self.saved:

@@ -12,6 +12,7 @@ from tests.clocks import SetClock
 from tests.runs import until
 
 from coordinate_eval.clusters.protocol import End, Hold, JobLimits, State, TaskStatus
+from coordinate_eval.coordinator.cli.inquire.guards import curves
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.training.guarding import testing_nodes
 from coordinate_eval.coordinator.training.guarding.attempts import (
@@ -103,6 +104,25 @@ def test_where_no_step_is_read_there_is_no_goodput_and_the_log_is_named(tmp_path
 def test_a_guard_that_has_not_begun_shows_nothing(tmp_path: Path) -> None:
     found = status(*guarded(tmp_path), 100)
     assert (found["state"], found["goodput"], found["attempts"]) == ("between attempts", None, [])
+
+
+def test_attempts_are_drawn_over_the_same_steps(tmp_path: Path) -> None:
+    points = tmp_path / "points.jsonl"
+    first = [(1, step, 2.0 if step < 61 else 200.0) for step in range(1, 121)]
+    second = [(2, step, 2.0 if step < 91 else 0.02) for step in range(61, 121)]
+    told = [{"attempt": a, "step": s, "loss": loss} for a, s, loss in first + second]
+    told.insert(30, {"attempt": 1, "step": 30, "loss": float("nan")})
+    lines = ["orn line", *map(json.dumps, told), '{"attempt": 3, "st']
+    points.write_text("\n".join(lines))
+    assert curves(points) == [
+        "loss of steps 1 to 120, logarithmic",
+        "attempt 1   " + "▅" * 30 + "█" * 30,
+        "attempt 2   " + " " * 30 + "▅" * 15 + "▁" * 15,
+    ]
+
+
+def test_without_losses_nothing_is_drawn(tmp_path: Path) -> None:
+    assert curves(tmp_path / "points.jsonl") == []
 
 
 def test_a_message_reaches_command_and_webhook_once(tmp_path: Path) -> None:

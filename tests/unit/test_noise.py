@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainings import call, keep
+from tests.trainings import call, keep, row
 
 from coordinate_eval.coordinator.history.columns import Plain
 from coordinate_eval.coordinator.history.curve import Noise, deviation, noise_of
@@ -29,11 +29,7 @@ def told(
         value = of(step) + draw.gauss(0, noise)
         return (value, more.get("stderr", 0.01), 1000, "acc", more.get("higher", True), "x")
 
-    rows = [
-        Row("/t", step, f"/t/{step}", ["r"], float(step), {"a": plain(step)}, [], None)
-        for step in steps
-    ]
-    found = noise_of(SCORE, rows)
+    found = noise_of(SCORE, [row(step, {"a": plain(step)}) for step in steps])
     assert found is not None
     return found
 
@@ -86,12 +82,12 @@ def test_without_noise_there_is_no_ratio() -> None:
 
 
 def test_steps_that_stand_twice_and_scores_that_are_no_numbers() -> None:
-    def row(step: int | None, value: float) -> Row:
+    def made(step: int | None, value: float) -> Row:
         score: Plain = (value, 0.01, 10, "acc", True, "x")
         return Row("/t", step, f"/t/{step}-{value}", ["r"], 0.0, {"a": score}, [], None)
 
-    good = [row(step, 0.1 + step / 100) for step in range(6)]
-    odd = [row(3, 0.9), row(2, math.nan), row(None, 0.4), *good]
+    good = [made(step, 0.1 + step / 100) for step in range(6)]
+    odd = [made(3, 0.9), made(2, math.nan), made(None, 0.4), *good]
     assert noise_of(SCORE, odd) == noise_of(SCORE, good)
     assert noise_of(SCORE, good[:3]) is None
 
