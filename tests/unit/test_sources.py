@@ -1,5 +1,6 @@
 """Tensors that lie in parts of files are put together, and nothing else is taken for one."""
 
+import itertools
 import math
 from pathlib import Path
 
@@ -58,6 +59,23 @@ def test_a_tensor_comes_in_parts_of_any_size(
     assert b"".join(parts) == whole.numpy().tobytes()
     assert max(map(len, parts)) <= room
     assert torch.equal(source.read("w"), whole)
+
+
+def test_tensors_of_columns_come_in_turns(tmp_path: Path) -> None:
+    tensors = [torch.randn(40, 30), torch.randn(50, 30), torch.randn(20, 30)]
+    layouts = {}
+    for number, each in enumerate(tensors):
+        file = tmp_path / f"{number}"
+        file.write_bytes(each.T.contiguous().numpy().tobytes())
+        box = Box(file, 0, tuple(each.shape), (1, len(each)), (0, 0))
+        layouts[f"{number}"] = Layout("float32", tuple(each.shape), (box,))
+    source = Stored(layouts)
+
+    for _ in range(2):  # the second time in memory of the first
+        parts = [source.parts(name, memoryview(bytearray(600))) for name in layouts]
+        found = zip(*itertools.zip_longest(*(map(bytes, part) for part in parts)), strict=True)
+        for tensor, each in zip(tensors, found, strict=True):
+            assert b"".join(filter(None, each)) == tensor.numpy().tobytes()
 
 
 @pytest.mark.parametrize(

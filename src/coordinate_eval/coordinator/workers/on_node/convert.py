@@ -36,6 +36,8 @@ WHOLE_BYTES = 1 << 30
 """Most bytes of tensors that are in memory whole, unless one alone has more. One takes twice its
 size."""
 
+_TURNED_BYTES = 4 << 20  # of rows that are columns in a file: few rows are read in bits of a line
+
 _UNFINISHED = ".part"
 
 
@@ -237,10 +239,11 @@ def _write_tensor(
     Return its bytes, and what is wrong with its numbers.
     """
     length, dtype = _bytes(source, name), source.tensors[name].dtype
-    buffer = memoryview(bytearray(min(BLOCK_BYTES, length)))
     layout = source.layout(name)
     placed = layout and layout.placed()
     whole = 0 if placed and placed.by_rows else 2 * length
+    most = _TURNED_BYTES if placed and whole else BLOCK_BYTES
+    buffer = memoryview(bytearray(min(most, length)))
     done = nan = infinite = 0
     with memory.taking(whole):
         for block in blocks(placed, buffer) if placed else source.parts(name, buffer):

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import math
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
@@ -35,6 +36,8 @@ BLOCK_BYTES: Final = 512 << 10
 _READ_BYTES = 64 << 20  # of one call, and until what was read is dropped from the page cache
 _AHEAD_BYTES = 8 << 20  # of a request to a store, whose answers take long to begin
 _MOST_OPEN = 8  # files, of each tensor that is being read
+_MOST_KEPT_BYTES = 128 << 20  # of a thread, for its next tensor
+_kept = threading.local()
 _TILE = 128  # rows and columns that a core's cache holds
 
 
@@ -198,12 +201,26 @@ def blocks(layout: Layout, buffer: memoryview) -> Iterator[memoryview]:
                     files.read(part.file, part.at, found)
                 else:
                     if number not in whole:
-                        whole[number] = np.empty(box.span, kind)
+                        whole[number] = _taken(box.span * item).view(kind)
                         files.read(box.file, box.at, whole[number])
                     found = whole[number][(part.at - box.at) // item :]
                 strides = [stride * item for stride in part.strides]
                 copy(place, np.lib.stride_tricks.as_strided(found, part.shape, strides))
             yield block
+    for array in whole.values():
+        if array.base is not None and array.base.nbytes <= _MOST_KEPT_BYTES:
+            _kept.memory = array.base
+
+
+def _taken(size: int) -> "np.ndarray[Any, Any]":
+    """Return so many bytes of memory: what this thread has kept, if that is enough.
+
+    The kernel clears memory that is new, which takes as long as to read into it.
+    """
+    import numpy as np
+
+    kept, _kept.memory = getattr(_kept, "memory", None), None
+    return kept[:size] if kept is not None and len(kept) >= size else np.empty(size, "u1")
 
 
 def _cuts(shape: Sequence[int], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
