@@ -74,8 +74,8 @@ def test_tensors_of_columns_come_in_turns(tmp_path: Path) -> None:
     for _ in range(2):  # the second time in memory of the first
         parts = [source.parts(name, memoryview(bytearray(600))) for name in layouts]
         found = zip(*itertools.zip_longest(*(map(bytes, part) for part in parts)), strict=True)
-        for tensor, each in zip(tensors, found, strict=True):
-            assert b"".join(filter(None, each)) == tensor.numpy().tobytes()
+        for tensor, some in zip(tensors, found, strict=True):
+            assert b"".join(filter(None, some)) == tensor.numpy().tobytes()
 
 
 @pytest.mark.parametrize(
