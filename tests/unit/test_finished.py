@@ -55,7 +55,7 @@ def test_a_marker_may_name_the_last_finished_checkpoint(site: Site) -> None:
         tracker.write_text(text)
         looked = site.once(marker="latest", quiet_seconds=600.0)
         assert site.asked == ["step-100"]
-        assert looked["step-200"] == "not marked as finished: it has no latest"
+        assert looked["step-200"] == "not marked as finished: latest does not name it"
     tracker.unlink()
     tracker.symlink_to("step-200")
     site.once(marker="latest", quiet_seconds=600.0)

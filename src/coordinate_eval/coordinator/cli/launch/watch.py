@@ -33,7 +33,13 @@ from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.checkpoints.average import Members, ending_with
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import unchanged
-from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved, look, training_of
+from coordinate_eval.coordinator.inputs.checkpoints.saved import (
+    TRACKERS,
+    Pattern,
+    Saved,
+    look,
+    training_of,
+)
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.new_run import Inputs
 from coordinate_eval.coordinator.report import state
@@ -277,7 +283,9 @@ class Watch:
     def _why_unfinished(self, saved: Saved) -> str | None:
         """Return why a checkpoint is not finished, None if it is."""
         if saved.lacks is not None:
-            return f"not marked as finished: it has no {saved.lacks}"
+            named = saved.lacks in TRACKERS
+            why = f"{saved.lacks} does not name it" if named else f"it has no {saved.lacks}"
+            return f"not marked as finished: {why}"
         if not saved.marked and not saved.quiet(self.quiet_seconds):
             return "being written"
         return None
