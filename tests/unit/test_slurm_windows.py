@@ -78,6 +78,7 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "#!/bin/sh\n"
         'case "$*" in\n'
         f'*"show reservation"*) cat {tmp_path}/reservations ;;\n'
+        '*"show hostnames ["*) exit 1 ;;\n'
         '*"show hostnames"*) echo "$3" | tr , "\\n" ;;\n'
         '*"show partition"*)\n'
         '  echo "PartitionName=gpu Default=YES Nodes=g1,g2 State=UP"\n'
@@ -128,6 +129,14 @@ def test_what_leaves_a_node_to_jobs_is_no_window(scontrol: Path) -> None:
     assert windows(scontrol, line("one", "g1", 2)) == (None, None)
     assert windows(scontrol, line("over", "g1,g2,c1,c2", -7)) == (None, None)
     assert windows(scontrol, line("some", "g1,g2", 2, flags="")) == (None, None)
+
+
+def test_a_reservation_whose_nodes_cannot_be_told_hides_no_other(scontrol: Path) -> None:
+    odd = line("odd", "[torn", 1)
+    gpu, cpu = windows(scontrol, odd + line("gpus", "g1,g2", 2))
+    assert gpu is not None
+    assert gpu.why.startswith("reservation gpus ")
+    assert cpu is None
 
 
 def test_only_nodes_that_jobs_may_use_count(scontrol: Path) -> None:

@@ -39,6 +39,8 @@ from coordinate_eval.slurm.client import SlurmClient
 from coordinate_eval.slurm.scripts import LEAST_MINUTES
 from coordinate_eval.slurm.settings import SlurmSettings
 
+_HOSTNAMES = ("scontrol", "show", "hostnames")
+
 KNOWN_SECONDS = 240.0
 """Time for which what partitions and accounting said of limits counts: both are changed rarely."""
 
@@ -65,9 +67,7 @@ class Places:
 
     def hosts(self, names: str) -> frozenset[str]:
         """Return the names in a host list. This command asks no controller."""
-        if not names:
-            return frozenset()
-        return frozenset(self._client.run("scontrol", "show", "hostnames", names).split())
+        return frozenset(self._client.run(*_HOSTNAMES, names).split()) if names else frozenset()
 
     @cached_property
     def excluded(self) -> frozenset[str]:
@@ -247,12 +247,18 @@ class Places:
             yield Window(start=first.start, why=f"reservation {first.name} ({times})")
 
     def _reservations_of_others(self, now: float) -> Mapping[Reservation, Set[str]]:
-        """Return the nodes of those reservations that leave nothing of them to these jobs."""
+        """Return the nodes of those reservations that leave nothing of them to these jobs.
+
+        One whose nodes cannot be told keeps no job waiting.
+        """
         text = self._client.answer("scontrol", "--oneliner", "show", "reservation")
         return {
-            each: self.hosts(each.nodes)
+            each: frozenset((self._client.answer(*_HOSTNAMES, each.nodes) or "").split())
             for each in read_reservations(text or "")
-            if each.whole and each.end > now and each.name != self._settings.reservation
+            if each.whole
+            and each.nodes
+            and each.end > now
+            and each.name != self._settings.reservation
         }
 
     def _usable_nodes(self, own: Reservation | None, *, gpu_work: bool) -> frozenset[str]:
