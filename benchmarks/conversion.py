@@ -55,7 +55,8 @@ ZEROS = bytes(1 << 20)
 CONVERT = """
 import json, os, sys, threading, time
 from pathlib import Path
-from coordinate_eval.coordinator.inputs.checkpoints import average, reading
+from coordinate_eval.coordinator.inputs.checkpoints import (reading)
+from coordinate_eval.coordinator.inputs.checkpoints.mixed import (average)
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
 from coordinate_eval.coordinator.workers.on_node import convert
 sources, target, empty = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])

@@ -11,10 +11,10 @@ import pytest
 from tests.mixes import Held
 from tests.tiny import need
 
-from coordinate_eval.coordinator.inputs.checkpoints.adapter import AdapterConfig
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import bytes_of
-from coordinate_eval.coordinator.inputs.checkpoints.merged import Merged
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.adapter import AdapterConfig
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.merged import Merged
 from coordinate_eval.errors import UserError
 
 need("peft", "dev")

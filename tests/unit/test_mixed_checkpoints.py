@@ -17,15 +17,15 @@ from tests.tiny import tiny_model
 
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.inputs.checkpoints import guard, reading
-from coordinate_eval.coordinator.inputs.checkpoints.adapter import AdapterConfig
-from coordinate_eval.coordinator.inputs.checkpoints.average import (
+from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.adapter import AdapterConfig
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.average import (
     Average,
     Members,
     members,
     up_to,
 )
-from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
-from coordinate_eval.coordinator.inputs.checkpoints.merged import Merged
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.merged import Merged
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 from coordinate_eval.errors import UserError, WeightsRefused
 from coordinate_eval.records import Checkpoint, CheckpointFormat

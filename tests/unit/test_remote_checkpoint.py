@@ -11,13 +11,10 @@ import pytest
 from tests.stores import Shelf, new_shelf, put
 from tests.tiny import sharded, tiny_model
 
-from coordinate_eval.coordinator.inputs.checkpoints import (
-    adapter,
-    kept_files,
-    remote,
-)
-from coordinate_eval.coordinator.inputs.checkpoints.average import members, up_to
+from coordinate_eval.coordinator.inputs.checkpoints import kept_files, remote
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect, named
+from coordinate_eval.coordinator.inputs.checkpoints.mixed import adapter
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.average import members, up_to
 from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, look
 from coordinate_eval.coordinator.inputs.folders import check_new, check_writable
 from coordinate_eval.coordinator.inputs.settings import Settings

@@ -12,7 +12,7 @@ from tests.mixes import adapted, saved
 from tests.plans import CHECKPOINT
 
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoints import served
+from coordinate_eval.coordinator.inputs.checkpoints.mixed import served
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run import lease
 from coordinate_eval.coordinator.run.records import Run

@@ -14,8 +14,9 @@ from coordinate_eval._engines import kind_of
 from coordinate_eval.clusters.protocol import JobLimits
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint, saved, served
-from coordinate_eval.coordinator.inputs.checkpoints.average import Members
+from coordinate_eval.coordinator.inputs.checkpoints import judge_checkpoint, saved
+from coordinate_eval.coordinator.inputs.checkpoints.mixed import served
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.average import Members
 from coordinate_eval.coordinator.inputs.folders import folder_for_tasks
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning import reviewed_plan

@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.cli.options.asked import AskedPrompts, spread
 from coordinate_eval.coordinator.cli.options.parsing import option, output_option
 from coordinate_eval.coordinator.cli.output import Ticker, quiet_libraries, say, write_json
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
-from coordinate_eval.coordinator.inputs.checkpoints.average import Members
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.average import Members
 from coordinate_eval.coordinator.inputs.folders import check_writable, working_in
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.planning.new_run import Inputs, read_inputs

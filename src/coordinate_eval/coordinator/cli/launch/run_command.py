@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.saved import training_of
 from coordinate_eval.errors import UserError
 
 if TYPE_CHECKING:
-    from coordinate_eval.coordinator.inputs.checkpoints.average import Members
+    from coordinate_eval.coordinator.inputs.checkpoints.mixed.average import Members
 
 _Checkpoints = Annotated[
     list[Path] | None,
@@ -196,7 +196,7 @@ def _what(paths: list[Path], average: bool, weights: str | None) -> "Path | Memb
 
     An average is of all that are named, or of `last:N` up to the one that is.
     """
-    from coordinate_eval.coordinator.inputs.checkpoints.average import members, up_to
+    from coordinate_eval.coordinator.inputs.checkpoints.mixed.average import members, up_to
 
     if average and len(paths) == 2 and str(paths[0]).startswith("last:"):
         return up_to(paths[1], parsing.last(str(paths[0])))

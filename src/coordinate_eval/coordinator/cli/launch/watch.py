@@ -31,8 +31,8 @@ from coordinate_eval.coordinator.cli.launch.spooled import submit_waiting
 from coordinate_eval.coordinator.cli.output import say, write_json
 from coordinate_eval.coordinator.history import measured
 from coordinate_eval.coordinator.inputs import clusters
-from coordinate_eval.coordinator.inputs.checkpoints.average import Members, ending_with
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import unchanged
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.average import Members, ending_with
 from coordinate_eval.coordinator.inputs.checkpoints.saved import (
     TRACKERS,
     Pattern,

@@ -17,7 +17,7 @@ from coordinate_eval.coordinator.cli.options import common, parsing
 from coordinate_eval.coordinator.cli.options.asked import AskedRun, spread
 from coordinate_eval.coordinator.cli.output import say
 from coordinate_eval.coordinator.inputs.checkpoints import remote
-from coordinate_eval.coordinator.inputs.checkpoints.average import Members, members
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.average import Members, members
 from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern, Saved
 from coordinate_eval.coordinator.planning.new_run import Inputs, read_inputs
 from coordinate_eval.errors import CoordinateError, UserError

@@ -20,8 +20,6 @@ import platformdirs
 from coordinate_eval import _format
 from coordinate_eval._text_config import text_config
 from coordinate_eval.coordinator.inputs.checkpoints import (
-    adapter,
-    average,
     checkpoint_files,
     config_file,
     finding,
@@ -30,10 +28,11 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     reading,
     remote,
 )
-from coordinate_eval.coordinator.inputs.checkpoints.average import Members
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES, Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source
+from coordinate_eval.coordinator.inputs.checkpoints.mixed import adapter, average
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.average import Members
 from coordinate_eval.coordinator.inputs.checkpoints.model import fit
 from coordinate_eval.coordinator.inputs.checkpoints.model.model_shape import model_shape
 from coordinate_eval.coordinator.inputs.checkpoints.model.quantized import quantized

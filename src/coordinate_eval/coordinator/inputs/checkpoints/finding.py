@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 from coordinate_eval import _format
 from coordinate_eval._format import brief
 from coordinate_eval.coordinator.inputs.checkpoints import (
-    adapter,
     checkpoint_files,
     config_file,
     folder_file,
@@ -25,6 +24,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats import (
     unread,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source
+from coordinate_eval.coordinator.inputs.checkpoints.mixed import adapter
 from coordinate_eval.coordinator.inputs.checkpoints.model.layers import LAYERS
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import CheckpointFormat

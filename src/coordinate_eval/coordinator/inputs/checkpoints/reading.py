@@ -6,13 +6,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from coordinate_eval._text_config import TextConfig, text_config
-from coordinate_eval.coordinator.inputs.checkpoints import (
-    adapter,
-    average,
-    config_file,
-    merged,
-    remote,
-)
+from coordinate_eval.coordinator.inputs.checkpoints import config_file, remote
 from coordinate_eval.coordinator.inputs.checkpoints.formats import (
     dcp,
     deepspeed_zero,
@@ -21,6 +15,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats import (
     torch_file,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source
+from coordinate_eval.coordinator.inputs.checkpoints.mixed import adapter, average, merged
 from coordinate_eval.coordinator.inputs.checkpoints.model import fit
 from coordinate_eval.coordinator.inputs.checkpoints.model.layers import LAYERS
 from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import Renamed

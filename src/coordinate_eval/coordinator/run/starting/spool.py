@@ -24,7 +24,7 @@ from pydantic import Field, ValidationError
 from coordinate_eval import _files
 from coordinate_eval._clock import growing
 from coordinate_eval._format import plural, whole_duration
-from coordinate_eval.coordinator.inputs.checkpoints.average import Members
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.average import Members
 from coordinate_eval.coordinator.run.own import is_own
 from coordinate_eval.errors import (
     ClusterSilent,

@@ -35,9 +35,9 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     reading,
     remote,
 )
-from coordinate_eval.coordinator.inputs.checkpoints.adapter import CONFIG, WEIGHTS
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
-from coordinate_eval.coordinator.inputs.checkpoints.served import Served
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.adapter import CONFIG, WEIGHTS
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.served import Served
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.workers.on_node import convert, fetching, node_memory
 from coordinate_eval.coordinator.workers.on_node.copying import copy_files

@@ -3,19 +3,12 @@
 A tensor is merged as PEFT's `merge_and_unload` does it: in float32, stored in the type of the base.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from coordinate_eval._format import brief
-from coordinate_eval.coordinator.inputs.checkpoints.adapter import (
-    MERGE,
-    AdapterConfig,
-    Factors,
-    Found,
-    Names,
-)
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Layout, Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
     Source,
@@ -23,13 +16,21 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
     compute_on_one_thread,
     cut_to,
 )
+from coordinate_eval.coordinator.inputs.checkpoints.mixed import changes
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.adapter import (
+    MERGE,
+    AdapterConfig,
+    Factors,
+    Found,
+    Names,
+)
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.changes import Bias, Change, Product, Rows
 from coordinate_eval.coordinator.inputs.checkpoints.model.fit import FLOATS, is_embedding, is_output
 from coordinate_eval.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
-_BLOCK_NUMBERS = 1 << 18  # of a product at a time: a cache holds them
 _OTHER = "Is it the adapter's base? --base names another one"
 
 # What all experts' matrices in one tensor are in files that have each expert's apart.
@@ -37,39 +38,6 @@ _PARTS = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
     "down_proj": (("down_proj",), ("w2",)),
 }
-
-
-class _Product(NamedTuple):
-    """Two factors of low rank, whose product is added to a matrix."""
-
-    a: str
-    b: str
-    scale: float
-    transposed: bool = False
-    """The rows of the product are columns of the matrix."""
-    rounded: bool = False
-    """The product gets the type of the base before it is added."""
-    magnitude: str = ""
-    """Tensor with the length of each row, in DoRA; empty without DoRA."""
-    experts: int = 1
-    expert: int | None = None
-    """The only one of these experts whose matrix it is. None: the tensor has all of them."""
-    first_row: int = 0
-    """The first row of the product that belongs to the tensor."""
-
-
-class _Bias(NamedTuple):
-    """A vector that is added."""
-
-    name: str
-    scale: float
-
-
-class _Rows(NamedTuple):
-    """Rows that take the place of those of some tokens."""
-
-    name: str
-    tokens: Sequence[int]
 
 
 @dataclass
@@ -81,7 +49,7 @@ class _Plan:
     tensor: Tensor
     own: bool = False
     """It begins as a tensor of the adapter, not of the base."""
-    changes: list[_Product | _Bias | _Rows] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
 
 
 class Merged(Source):
@@ -152,15 +120,8 @@ class Merged(Source):
         plan = self._plans[name]
         source = self._adapter if plan.own else self._base
         tensor = source.read(plan.begin).to(getattr(torch, plan.tensor.dtype))
-        for change in plan.changes:
-            match change:
-                case _Product():
-                    self._add(change, tensor)
-                case _Bias():
-                    tensor += self._own(change.name).to(torch.float32) * change.scale
-                case _Rows():
-                    rows = self._own(change.name).to(tensor.dtype)
-                    tensor.index_copy_(0, torch.tensor(change.tokens), rows)
+        for each in plan.changes:
+            changes.apply(each, tensor, self._own)
         return tensor
 
     def parts(self, name: str, buffer: memoryview) -> Iterator[memoryview]:
@@ -170,7 +131,7 @@ class Merged(Source):
         """
         plan, layout = self._plans[name], self._stored(name)
         products = [
-            each for each in plan.changes if isinstance(each, _Product) and not each.transposed
+            each for each in plan.changes if isinstance(each, Product) and not each.transposed
         ]
         if not (layout and len(layout.shape) == 2 and products == plan.changes):
             yield from super().parts(name, buffer)
@@ -179,13 +140,13 @@ class Merged(Source):
 
         compute_on_one_thread()
         kind, columns = getattr(torch, layout.dtype), layout.shape[1]
-        changes = [self._adding(each, kind) for each in products]
-        room = bytearray(_step(columns) * columns * kind.itemsize)
+        adding = [changes.adding(each, kind, self._own) for each in products]
+        room = bytearray(changes.step(columns) * columns * kind.itemsize)
         start = 0
         for block in blocks(layout, memoryview(room)):
             rows = torch.frombuffer(block, dtype=kind).view(-1, columns)
-            for change in changes:
-                change(rows, start)
+            for add in adding:
+                add(rows, start)
             start += len(rows)
             yield from cut_to(buffer, block)
 
@@ -204,57 +165,19 @@ class Merged(Source):
 
         The adapter may bring an embedding of more tokens, or an output layer of its own.
         """
-        changes: dict[str, object] = {}
+        differing: dict[str, object] = {}
         if self._embedding:
             before = self._base.tensors[self._embedding].shape[0]
             now = self._plans[self._embedding].tensor.shape[0]
-            changes = {"vocab_size": now} if now != before else {}
+            differing = {"vocab_size": now} if now != before else {}
         if self._untied:
-            changes["tie_word_embeddings"] = False
+            differing["tie_word_embeddings"] = False
 
         def changed(part: Mapping[str, Any]) -> dict[str, Any]:
-            return {**part, **{key: value for key, value in changes.items() if key in part}}
+            return {**part, **{key: value for key, value in differing.items() if key in part}}
 
         inner = {k: changed(v) if isinstance(v, dict) else v for k, v in config.items()}
         return {**changed(inner), **({"tie_word_embeddings": False} if self._untied else {})}
-
-    def _add(self, product: _Product, tensor: "torch.Tensor") -> None:
-        """Add a product to a tensor, block by block."""
-        if product.experts > 1 and product.expert is None:
-            for expert in range(product.experts):
-                self._add(product._replace(expert=expert), tensor[expert])
-            return
-        change = self._adding(product, tensor.dtype)
-        matrix = tensor.T if product.transposed else tensor
-        step = _step(matrix.shape[1])
-        for start in range(0, matrix.shape[0], step):
-            change(matrix[start : start + step], start)
-
-    def _adding(
-        self, product: _Product, dtype: "torch.dtype"
-    ) -> Callable[["torch.Tensor", int], None]:
-        """Return what adds a product to some rows of a matrix of this type, from a row on."""
-        import torch
-
-        compute_on_one_thread()
-        kind = torch.promote_types(dtype, torch.float32)
-        a, b = (self._own(name).to(kind) for name in (product.a, product.b))
-        if product.expert is not None:
-            a = a.reshape(product.experts, -1, a.shape[-1])[product.expert]
-            b = b.reshape(b.shape[0], -1, product.experts)[:, :, product.expert]
-        b = b[product.first_row :]
-        lengths = self._own(product.magnitude).to(kind).flatten() if product.magnitude else None
-
-        def change(rows: "torch.Tensor", start: int) -> None:
-            block = slice(start, start + len(rows))
-            added = (b[block] @ a).mul_(product.scale)
-            if lengths is not None:
-                factor = lengths[block] / torch.linalg.norm(rows + added, dim=1)
-                rows.copy_(factor.view(-1, 1) * (rows + added))
-            else:
-                rows += added.to(dtype) if product.rounded else added
-
-        return change
 
     def _wanted(self, found: Found) -> list[str]:
         """Return tensors of the base that the adapter is for, by the names of modules."""
@@ -305,7 +228,7 @@ class Merged(Source):
                 f"has {brief(stored)} of the shape {list(shape)} for {len(tokens)} tokens, and "
                 f"{self._where} has an embedding of the shape {list(plan.tensor.shape)}. {_OTHER}"
             )
-        plan.changes.append(_Rows(stored, tokens))
+        plan.changes.append(Rows(stored, tokens))
 
     def _adapt(self, module: str, levels: Mapping[int, Factors]) -> None:
         """Add products to the weight of a module, or to its parameters."""
@@ -330,7 +253,7 @@ class Merged(Source):
         turned = factors.embedding or self._config.fan_in_fan_out
         scale = self._config.scale(module, rank)
         plan.changes.append(
-            _Product(
+            Product(
                 factors["A"],
                 factors["B"],
                 scale,
@@ -343,7 +266,7 @@ class Merged(Source):
             target = self._target(self._named(f"{module}.bias"), bias)
             if self._adapter.tensors[bias].shape != target.tensor.shape:
                 raise self._refuse(f"has {brief(bias)} of another shape than the base's. {_OTHER}")
-            target.changes.append(_Bias(bias, scale))
+            target.changes.append(Bias(bias, scale))
 
     def _adapt_parameters(
         self, module: str, parameters: Sequence[str], levels: Mapping[int, Factors]
@@ -375,7 +298,7 @@ class Merged(Source):
         """Return whether a module of the base has a parameter, or its experts its parts."""
         return any(self._named(name) in self._plans for name in _first(module, parameter))
 
-    def _places(self, module: str, parameter: str, factors: Factors) -> list[tuple[str, _Product]]:
+    def _places(self, module: str, parameter: str, factors: Factors) -> list[tuple[str, Product]]:
         """Return the tensors of the base that a parameter is, each with its product.
 
         None if the base has no such tensors, or of other shapes.
@@ -396,7 +319,7 @@ class Merged(Source):
 
     def _places_of_experts(
         self, module: str, parameter: str, factors: Factors
-    ) -> list[tuple[str, _Product]]:
+    ) -> list[tuple[str, Product]]:
         """Return the same for a base whose files have each expert's matrices apart."""
         (ranks, columns), (rows, _) = self._matrices(module, factors)
         for parts in _PARTS.get(parameter, ()):
@@ -427,12 +350,10 @@ class Merged(Source):
 
     def _product(
         self, module: str, parameter: str, factors: Factors, experts: int, *, transposed: bool
-    ) -> _Product:
+    ) -> Product:
         rank = self._adapter.tensors[factors["A"]].shape[0] // experts
         scale = self._config.scale(f"{module}.{parameter}", rank)
-        return _Product(
-            factors["A"], factors["B"], scale, transposed, rounded=True, experts=experts
-        )
+        return Product(factors["A"], factors["B"], scale, transposed, rounded=True, experts=experts)
 
     def _is_turned(self, name: str) -> bool:
         """Return whether experts' square matrices are stored with their inputs first.
@@ -487,11 +408,6 @@ class Merged(Source):
 
     def _refuse(self, words: str) -> UserError:
         return UserError(f"adapter {self._place} {words}")
-
-
-def _step(columns: int) -> int:
-    """Return how many rows of a product are computed at a time: fewer may be rounded otherwise."""
-    return max(1, _BLOCK_NUMBERS // max(1, columns))
 
 
 def _first(module: str, parameter: str) -> list[str]:

@@ -20,7 +20,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
     blocks,
     compute_on_one_thread,
 )
-from coordinate_eval.coordinator.inputs.checkpoints.merged import Merged
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.merged import Merged
 from coordinate_eval.coordinator.inputs.checkpoints.model.fit import FLOATS
 from coordinate_eval.coordinator.inputs.checkpoints.saved import (
     Pattern,

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from coordinate_eval._format import brief
 from coordinate_eval.coordinator.inputs.checkpoints import reading, remote
-from coordinate_eval.coordinator.inputs.checkpoints.adapter import AdapterConfig, Factors, Found
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Layout, Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.adapter import (
+    AdapterConfig,
+    Factors,
+    Found,
+)
 from coordinate_eval.coordinator.inputs.checkpoints.model.fit import is_embedding, is_output
 from coordinate_eval.errors import UserError
 from coordinate_eval.evaluators.engines import vllm_lora

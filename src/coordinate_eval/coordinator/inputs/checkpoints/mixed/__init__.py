@@ -1,0 +1,1 @@
+"""Checkpoints that are made of others: adapters and their bases, and averages."""
