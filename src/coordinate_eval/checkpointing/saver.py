@@ -31,7 +31,7 @@ _SECONDS_AT_EXIT: Final = 10.0
 """Time that a process which ends without `close` waits for ranks to begin the same save."""
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
-"""What Slurm sends before a preemption or, with `--signal`, a time limit."""
+"""The signals that Slurm sends before a preemption or, with `--signal`, a time limit."""
 
 _ONE_WORD_SECONDS: Final = 10.0
 """Time in which signals are one word: at a time limit, Slurm's daemon and srun send one each."""

@@ -87,7 +87,7 @@ class Staged(DefaultSavePlanner):
         super().__init__()
         self.plan, self._data = plan, data
         self.written: frozenset[MetadataIndex] = frozenset()
-        """What this rank writes, once all ranks have agreed."""
+        """The part that this rank writes, once all ranks have agreed."""
 
     def set_up_planner(
         self,

@@ -1,4 +1,4 @@
-"""What every cluster implements, and the values that pass through it.
+"""The methods of every cluster, and the values that pass through them.
 
 A `Job` is the same on every cluster: an argv that starts one of this program's own jobs. Each
 submission has a name of its own. If the answer to a submission is lost, `poll` finds the job by

@@ -119,7 +119,7 @@ class Described:
     partition: str = ""
     logs: tuple[str, ...] = ()
     told: End | None = None
-    """Why Slurm wanted it to end: a training that saves at that word ends by itself, and well."""
+    """Slurm's reason to end it: a training that saves at that word ends by itself, and well."""
     forgotten: bool = False
     """Only the accounting remembers it: the controller says that there is no such job."""
 

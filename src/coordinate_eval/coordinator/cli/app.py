@@ -56,7 +56,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "prune": ("upkeep.prune", "Remove runs that have ended."),
     },
 }  # fmt: skip
-"""Where `--help` lists each command: by name, its module, and what it does.
+"""The commands by the groups of `--help`: each name with its module, and what it does.
 
 The module has a function `<name>_command`, or an `app` with commands of its own.
 """

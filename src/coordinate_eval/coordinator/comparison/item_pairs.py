@@ -120,7 +120,7 @@ class Paired(NamedTuple):
     of_items: int
     """Items of the first run."""
     some: bool
-    """Whether a run has items that the other one lacks."""
+    """True if a run has items that the other one lacks."""
 
     @property
     def items(self) -> int:

@@ -54,7 +54,7 @@ class Compared(NamedTuple):
     summary: str
     """In how many datasets the second is better and worse."""
     note: str
-    """How the differences are to be read."""
+    """Advice on reading the differences."""
     rows: Sequence[tuple[str, str, str, str, str, str, str]]
     """Name, both scores, difference, interval, p, and the verdict."""
 

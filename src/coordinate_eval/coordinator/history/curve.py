@@ -302,7 +302,7 @@ def _shock(
 
 
 class Noise(NamedTuple):
-    """What the series of a column tells. A number is None if it cannot be known."""
+    """The trend of a column's series. A number is None if it cannot be known."""
 
     rise: float
     """From the first checkpoint to the last; positive: it got better."""

@@ -45,11 +45,11 @@ class Fall(NamedTuple):
 
 
 class _Verdict(NamedTuple):
-    """What each score is found to be."""
+    """The finding on each score."""
 
     collapsed: npt.NDArray[np.bool_]
     dropped: npt.NDArray[np.intp]
-    """How many of the newest scores have dropped together; 0 where none has."""
+    """The number of newest scores that have dropped together; 0 where none has."""
     expected: Floats
     level: Floats
 

@@ -40,7 +40,7 @@ class Row(NamedTuple):
     warnings: Mapping[str, str] = {}
     """Dataset → what is wrong with its answers."""
     decided: str = ""
-    """Why the run of some of its scores stopped before all items were asked."""
+    """The reason for which the run of some of its scores stopped before all items were asked."""
 
     @property
     def name(self) -> str:

@@ -36,9 +36,9 @@ class Stall(NamedTuple):
     """Scores that have stopped rising. Places are those of checkpoints."""
 
     told: int
-    """Where it became clear."""
+    """The place at which it became clear."""
     first: int
-    """Where the span that does not rise begins."""
+    """The beginning of the span that does not rise."""
     last: int
     """The last one before scores rise again."""
     before: float

@@ -1,4 +1,4 @@
-"""What a cluster has for a run: the `Offer` of a live one, or of a file that describes one."""
+"""The nodes and limits of a cluster for a run: its `Offer`, live or from a file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

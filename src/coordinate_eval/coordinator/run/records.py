@@ -277,7 +277,7 @@ class Waiting(Record):
 
 
 HOOKS = ("after_run", "on_alarm")
-"""What is called when a run has ended: the user's own command, and what tells of alarms."""
+"""The calls when a run has ended: the user's own command, and the one that tells of alarms."""
 
 
 class HookEnd(Record):

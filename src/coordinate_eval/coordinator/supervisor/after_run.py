@@ -1,4 +1,4 @@
-"""What is called after a run: the user's own command, `after_run`, and what tells of alarms."""
+"""Calls after a run: the user's own command, `after_run`, and the one that tells of alarms."""
 
 import contextlib
 import os

@@ -25,7 +25,7 @@ from coordinate_eval.records import Span
 
 
 class Hands(NamedTuple):
-    """What the parts of a supervisor work with."""
+    """The tools that the parts of a supervisor share."""
 
     dir: RunDir
     cluster: Cluster

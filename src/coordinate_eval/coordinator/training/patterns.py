@@ -55,11 +55,11 @@ _BAR = re.compile(  # of tqdm, with Lightning's epoch; of rich
 _DESCRIBED = re.compile(
     r"^(?!.{0,80}epoch)[^|%]{1,80}:\s{0,8}(?=\d{1,3}%\|.{0,999}\b(?:train_)?loss[=:])"
 )
-"""What tqdm writes before a bar; other bars than the training's have no loss behind them."""
+"""The words that tqdm writes before a bar. Only the training's own bar has a loss behind it."""
 
 
 class Pattern(BaseModel):
-    """How a trainer reports a step: the words before each number."""
+    """The words before each number with which a trainer reports a step."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -87,7 +87,7 @@ class Look(NamedTuple):
     points: Sequence[Point]
     position: Position
     notes: Sequence[str]
-    """What a person should know about the reading, such as a log without steps."""
+    """Notes for a person about the reading, such as a log without steps."""
     total: int = 0
     """Steps that the training goes to, as it says itself; 0 if it does not say it."""
 

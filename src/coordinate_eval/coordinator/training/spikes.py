@@ -56,7 +56,7 @@ class Spike(Record):
     level: float
     """The loss before."""
     slope: float = 0.0
-    """What the loss gained in a step before; usually below zero."""
+    """The gain of the loss in a step before; usually below zero."""
     peak: float
     noise: float
     decided: int | None = None

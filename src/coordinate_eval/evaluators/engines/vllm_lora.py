@@ -24,7 +24,7 @@ TOLD: Final = ("lora_target_modules", "max_lora_rank", "worker_extension_cls")
 
 
 class Loaded:
-    """What vLLM's workers are asked besides: it becomes a base of their class."""
+    """The questions that vLLM's workers answer besides: it becomes a base of their class."""
 
     def not_adapted(self) -> list[str]:
         """Return the modules of adapters that the model of this worker lacks."""

@@ -43,7 +43,7 @@ _PACKAGES: Final = {
 
 _TAGS: Final = ("ETag", "etag", "generation", "blob_id", "checksum")
 _TIMES: Final = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
-"""What fsspec's file systems call the version of an object, and the time of its last change."""
+"""The names in fsspec's file systems of an object's version, and of the time of its last change."""
 
 HEAD_BYTES: Final = 256 << 10
 """First bytes of a safetensors file, read in one request: the header of 2,000 tensors fits."""

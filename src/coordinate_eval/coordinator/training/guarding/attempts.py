@@ -223,11 +223,11 @@ class GuardDir:
         self.points = root / "points.jsonl"
         """All that the training has reported, a line for each step."""
         self.spikes = root / "spikes.json"
-        """What is known of the losses."""
+        """The losses so far, as the detector of spikes knows them."""
         self.told = root / "told"
         """Messages for people."""
         self.checks = root / "checkpoints"
-        """What looks at checkpoints have found."""
+        """The findings of looks at checkpoints."""
         self.attempts = root / "attempts"
 
     def of_attempt(self, number: int, what: str = "") -> Path:

@@ -29,7 +29,7 @@ class Follows(StrEnum):
     """The scheduler wanted it, and no job is to blame."""
     AGAIN = "again"
     LATER = "later"
-    """What it met passes, but not at once."""
+    """It met something that passes, but not at once."""
     OTHER_NODES = "other nodes"
 
 
@@ -49,7 +49,7 @@ FOLLOWS = {
     What.REFUSED: Follows.STOP,
     What.STOPPED: Follows.STOP,
 }
-"""What follows by itself; of the two that are not here, FAILED and HUNG, the cause decides."""
+"""The consequences of what needs no cause. FAILED and HUNG are not here: their cause decides."""
 
 
 class Decision(NamedTuple):

@@ -192,7 +192,7 @@ def is_worse(now: Mapping[str, Main], older: Mapping[str, Main]) -> bool:
 
 class _Fall(NamedTuple):
     errors: float
-    """How many standard errors the score is worse."""
+    """The number of standard errors by which the score is worse."""
     half: bool
 
 

@@ -1,4 +1,4 @@
-"""Who is to blame: the nodes of a job, tested in pairs by a child process."""
+"""The search for bad nodes: a child process tests the nodes of a job in pairs."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the `.metadata` of a distributed checkpoint of PyTorch says.
+"""Read the `.metadata` of a distributed checkpoint of PyTorch.
 
 It is a pickle, which is followed without being run. It lists the tensors, the parts that ranks have
 saved of each, and where these lie in the files of ranks.

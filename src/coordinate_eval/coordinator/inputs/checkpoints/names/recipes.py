@@ -1,4 +1,4 @@
-"""How tensors by the names of Hugging Face are put together of those of a trainer.
+"""Put tensors by the names of Hugging Face together from those of a trainer.
 
 A mapping says which belong together. What comes out is a recipe for each tensor: rows of others,
 one after the other, and whether their order changes.
