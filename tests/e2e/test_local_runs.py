@@ -104,6 +104,8 @@ def test_what_is_killed_and_interrupted_loses_nothing(
     killed = [pid for job in ("_trial", "_keep") for pid in processes(job, str(run))[:1]]
     kill(killed)
     until(lambda: set(processes("_trial", str(run))) - {*killed}, "a trial that goes on", run)
+    # Who holds the weights is killed, and who comes next has no time to hold them.
+    kill([pid for job in ("_trial", "_keep") for pid in processes(job, str(run))])
     os.killpg(supervisor.pid, signal.SIGINT)
     _, err = supervisor.communicate(timeout=PATIENCE_SECONDS)
     assert supervisor.returncode == 130, err

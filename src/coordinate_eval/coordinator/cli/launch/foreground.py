@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 
 from coordinate_eval import _files
+from coordinate_eval._clock import SystemClock
 from coordinate_eval._format import plural, visible_json
 from coordinate_eval.clusters.protocol import Cluster, State
 from coordinate_eval.coordinator.cli import output
@@ -111,9 +112,12 @@ def supervise(
     try:
         with Display(run_dir, run, console) as display:
             results = _supervise(run_dir, run, cluster, display, strict=strict)
-    except KeyboardInterrupt:
-        say("\ninterrupted: the run has no supervisor now")
-        say(_what_goes_on(run_dir, run, cluster).removesuffix("\n"))
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            say("\ninterrupted: the run has no supervisor now")
+            say(_what_goes_on(run_dir, run, cluster).removesuffix("\n"))
+        if cluster.local:
+            _leave_this_machine(run_dir, run, cluster)
         raise
     if results is None:
         say("another supervisor has taken over; `coordinate-eval status` shows it")
@@ -122,6 +126,18 @@ def supervise(
         # Nothing was started on a GPU: what the user gave cannot work.
         raise UserError("\n".join(missing.build_errors(run_dir) or [results["reason"]]))
     return show_results(run_dir, as_json=as_json)
+
+
+def _leave_this_machine(run_dir: RunDir, run: Run, cluster: Cluster) -> None:
+    """End the jobs of a run that has not ended, and remove what killed ones left in memory.
+
+    The jobs would end with this command anyhow. What a killed one held, nobody else would remove.
+    """
+    from coordinate_eval.coordinator.supervisor.ending import drain, sweep
+
+    poll_seconds, clock = run.settings.supervisor.poll_seconds, SystemClock()
+    drain(run, cluster, poll_seconds, lambda: None, clock)
+    sweep(run, run_dir, cluster, poll_seconds, clock, note=say)
 
 
 def _supervise(
