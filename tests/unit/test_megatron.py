@@ -139,6 +139,10 @@ def test_a_tensor_that_ranks_divide_in_an_unknown_way_is_named(folder: Path) -> 
     ("arguments", "words"),
     [
         ({"apply_layernorm_1p": True}, "apply_layernorm_1p"),
+        ({"layernorm_zero_centered_gamma": True}, "layernorm_zero_centered_gamma"),
+        ({"num_attention_heads": 8, "num_query_groups": 4}, "num_attention_heads 8"),
+        ({"num_attention_heads": 4, "group_query_attention": False}, "num_query_groups 4"),
+        ({"position_embedding_type": "rope", "rotary_base": 500_000}, "rotary_base 500000"),
         ({"rotary_interleaved": True}, "rotary_interleaved"),
         ({"num_experts": 4, "expert_tensor_parallel_size": 1}, "--ckpt-format torch_dist"),
     ],
@@ -147,7 +151,37 @@ def test_weights_that_mean_something_else_are_refused(
     folder: Path, arguments: dict[str, Any], words: str
 ) -> None:
     rank_checkpoints.megatron(folder, whole(), tensor=2, **arguments)
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "rope_theta": 10_000.0}))
     refused(folder, words)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(folder: Path) -> None:
+    further = {"mtp.layers.0.eh_proj.weight": torch.ones(32, 64)}
+    rank_checkpoints.megatron(folder, {**whole(), **further}, tensor=2, pipeline=2)
+    same(folder)
+
+
+@pytest.mark.parametrize("way", ["common_state", "torch_dcp", "run_config"])
+def test_settings_of_training_count_wherever_they_are(folder: Path, way: str) -> None:
+    step = folder / "iter_0000100"
+    refused_setting = {"layernorm_zero_centered_gamma": True}
+    told = argparse.Namespace(**refused_setting)
+    objects: dict[str, Any] = {}
+    if way == "common_state":
+        objects["common_state/shard_0_1"] = [{"args": told, "iteration": 100}]
+    elif way == "torch_dcp":
+        objects["args"] = told
+    planner = distributed.DefaultSavePlanner(flatten_state_dict=False)
+    distributed.save({**whole(), **objects}, checkpoint_id=step, planner=planner, no_dist=True)
+    if way == "run_config":
+        (step / "run_config.yaml").write_text(json.dumps({"model": refused_setting}))
+    refused(step, "layernorm_zero_centered_gamma")
+
+    told.layernorm_zero_centered_gamma = False
+    (step / "run_config.yaml").unlink(missing_ok=True)
+    distributed.save({**whole(), **objects}, checkpoint_id=step, planner=planner, no_dist=True)
+    same(step)
 
 
 def test_the_tracker_names_a_step_that_must_be_there(folder: Path) -> None:

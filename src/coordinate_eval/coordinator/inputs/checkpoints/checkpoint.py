@@ -28,9 +28,12 @@ from coordinate_eval.coordinator.inputs.checkpoints import (
     reading,
     remote,
 )
-from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file
+from coordinate_eval.coordinator.inputs.checkpoints.formats import (
+    megatron_settings,
+    safetensors_file,
+)
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES, Tensor
-from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source
+from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source, Stored
 from coordinate_eval.coordinator.inputs.checkpoints.mixed import adapter, average
 from coordinate_eval.coordinator.inputs.checkpoints.mixed.average import Members
 from coordinate_eval.coordinator.inputs.checkpoints.model import fit
@@ -293,6 +296,8 @@ def _described(
     if mixed is None:
         opened: Source = reading.stored(kind, weights, sides)
         text = text_config(whole, of_model)
+        if isinstance(opened, Stored) and opened.trained:
+            megatron_settings.check_config(opened.trained, text)
         names = mappings.choose(opened.tensors, text.kind, mapping)
         names = names or mappings.unwrapping(opened.tensors)
         named = kind.converted or safetensors_file.named_for_engines(weights, sides)

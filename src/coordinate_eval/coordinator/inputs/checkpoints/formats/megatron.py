@@ -4,7 +4,7 @@
 there had been one: matrices along the dimension that tensor ranks divide, layers of pipeline ranks
 and experts of expert ranks numbered through. Names are those of Megatron-core, also where an older
 Megatron-LM has saved. A distributed checkpoint (torch_dist) is one of torch.distributed, with the
-arguments of training in `common.pt`.
+arguments of training beside it or in it.
 """
 
 import itertools
@@ -20,16 +20,18 @@ from coordinate_eval._format import brief
 from coordinate_eval.coordinator.inputs.checkpoints.formats import (
     dcp,
     dcp_metadata,
+    megatron_settings,
     rank_files,
     torch_file,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES, Box, Layout
 from coordinate_eval.coordinator.inputs.checkpoints.formats.rank_files import RankFile
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source, Stored
-from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import Object, StoredTensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import StoredTensor
 from coordinate_eval.errors import UserError
 
-_COMMON = "common.pt"
+_SHARDED = "metadata.json"  # beside .metadata, written last
+_STEP = re.compile(r"iter_\d{7,}|release")
 _INSIDE = "weights"  # a folder of NeMo 2
 _ADAPTER = "adapter_metadata.json"  # in it
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
@@ -76,7 +78,7 @@ _WHOLE = re.compile(
     r"|.*\.linear_(?:q|kv)_down_proj\.(?:weight|bias)|.*\.core_attention\.softmax_offset"
 )
 _LEFT_OUT = re.compile(
-    r".*_extra_state|.*\.inv_freq|word_embeddings_for_head\.weight|.*\.masked_bias"
+    r".*_extra_state|.*\.inv_freq|word_embeddings_for_head\.weight|.*\.masked_bias|mtp\..*"
 )
 
 
@@ -117,9 +119,11 @@ def find(
             f"checkpoint {place} is an adapter of NeMo 2. Export it for PEFT, and give OUT: "
             f"nemo llm export path={path} target=hf-peft output_path=OUT"
         )
-    if _COMMON in names and dcp_metadata.METADATA in names:
-        found = [name for name in names if name.endswith(".distcp")]
-        return [place / name for name in (dcp_metadata.METADATA, _COMMON, *found)], []
+    told = (megatron_settings.COMMON, megatron_settings.RUN)
+    ours = {_SHARDED, *told}.intersection(names) or _STEP.fullmatch(place.name)
+    if ours and dcp_metadata.METADATA in names:
+        found = [name for name in names if name.endswith(dcp_metadata.SUFFIXES) or name in told]
+        return [place / name for name in (dcp_metadata.METADATA, *found)], []
     folders = [place / name for name in names if _RANK.fullmatch(name)]
     weights = []
     for folder in folders:
@@ -140,43 +144,26 @@ def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Source:
         UserError: A rank's file is missing or torn, or is of another save; or it cannot be told
             how ranks have divided a tensor.
     """
-    common = [file for file in weights if file.name == _COMMON]
-    if common:
-        _check_arguments(_arguments(rank_files.read(common[0])), common[0])
-        return dcp.open_source([file for file in weights if file not in common], files)
-    return Stored(_put_together(weights))
+    if any(file.name == dcp_metadata.METADATA for file in weights):
+        trained = megatron_settings.of_distributed(weights)
+        beside = (megatron_settings.COMMON, megatron_settings.RUN)
+        parts = [file for file in weights if file.name not in beside]
+        megatron_settings.check_meaning(trained)
+        source = dcp.open_source(parts, files)
+    else:
+        read = [(_RANK.fullmatch(path.parent.name), rank_files.read(path)) for path in weights]
+        trained = megatron_settings.of_rank(read[0][1])
+        megatron_settings.check_meaning(trained)
+        source = Stored(_put_together(read, trained.values))
+    source.trained = trained
+    return source
 
 
-def _arguments(file: RankFile) -> Mapping[str, Any]:
-    """Return the arguments of training, empty if they are not there."""
-    found = file.content.get("args")
-    state = found.state if isinstance(found, Object) else found
-    return state if isinstance(state, dict) else {}
-
-
-def _check_arguments(arguments: Mapping[str, Any], path: Path) -> None:
-    """Refuse models whose weights mean something else than those of Hugging Face's models.
-
-    Raises:
-        UserError: They do.
-    """
-    what = ""
-    if arguments.get("apply_layernorm_1p") is True:
-        what = "weights of norms are one less than those of other models (apply_layernorm_1p)"
-    if arguments.get("rotary_interleaved") is True and not arguments.get("multi_latent_attention"):
-        what = "rotary positions are interleaved (rotary_interleaved)"
-    if what:
-        raise UserError(
-            f"{path}: {what}. Convert it to Hugging Face's format with the trainer's converter"
-        )
-
-
-def _put_together(weights: Sequence[Path]) -> dict[str, Layout]:
+def _put_together(
+    read: Sequence[tuple[re.Match[str] | None, RankFile]], arguments: Mapping[str, Any]
+) -> dict[str, Layout]:
     """Return the tensors of all ranks together."""
-    read = [(_RANK.fullmatch(path.parent.name), rank_files.read(path)) for path in weights]
     first = read[0][1]
-    arguments = _arguments(first)
-    _check_arguments(arguments, first.path)
     rank_files.check_one_save((file.path, file.content.get("iteration")) for _, file in read)
     version = first.content.get("checkpoint_version", _LEAST_VERSION)
     if isinstance(version, float | int) and version < _LEAST_VERSION:

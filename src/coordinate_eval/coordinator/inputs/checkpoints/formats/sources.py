@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from coordinate_eval.coordinator.inputs.checkpoints.formats.megatron_settings import Trained
+
 BLOCK_BYTES: Final = 512 << 10
 """Bytes of a tensor that are read at a time: a core's cache holds them until they are written."""
 
@@ -79,6 +81,9 @@ class Source(Protocol):
 
 class Stored(Source):
     """A source of tensors whose elements lie in files, as they are."""
+
+    trained: "Trained | None" = None
+    """The settings of training, where files tell them."""
 
     def __init__(self, layouts: Mapping[str, Layout]) -> None:
         """Take the layouts of tensors by name.
