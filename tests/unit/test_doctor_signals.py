@@ -10,6 +10,7 @@ from tests.reviewer import OnCluster
 from tests.worlds import Jobs, impatient
 
 from coordinate_eval.clusters.protocol import TaskStatus
+from coordinate_eval.coordinator.cli import process
 from coordinate_eval.coordinator.cli.upkeep import doctor as command
 from coordinate_eval.coordinator.doctor import nodes as doctor
 from coordinate_eval.coordinator.doctor import worlds
@@ -38,10 +39,11 @@ class Interrupting(Jobs):
 
 @pytest.fixture(autouse=True)
 def as_a_process_starts() -> Iterator[None]:
-    """Its parent has it ignore no signal."""
+    """Its parent has it ignore no signal, and it is a person's command."""
     numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
     before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    process.end_orderly()
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -50,9 +52,9 @@ def as_a_process_starts() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("number", "raised", "status"),
     [
-        (signal.SIGHUP, SystemExit, (1,)),
+        (signal.SIGHUP, SystemExit, (129,)),
         (signal.SIGINT, KeyboardInterrupt, ()),
-        (signal.SIGTERM, SystemExit, (1,)),
+        (signal.SIGTERM, SystemExit, (143,)),
     ],
     ids=["hangup", "interrupt", "terminate"],
 )
@@ -88,6 +90,7 @@ def test_a_hangup_that_is_ignored_ends_nothing(
             return Jobs.poll(self, prefix)
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    process.end_orderly()
     cluster = Passing(signal.SIGHUP)
     on_cluster(cluster)
     monkeypatch.setattr(doctor, "check_torch", lambda: None)

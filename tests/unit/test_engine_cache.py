@@ -15,6 +15,7 @@ from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.workers.on_node import engine_cache
 from coordinate_eval.coordinator.workers.on_node.engine_cache import EngineCache
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
+from coordinate_eval.coordinator.workers.signals import StopRequested
 from coordinate_eval.coordinator.workers.trial import TrialRunner
 from coordinate_eval.errors import EngineError
 from coordinate_eval.evaluators.engines import base as engines
@@ -59,6 +60,20 @@ def test_the_next_run_has_the_files_at_the_same_place(cache: EngineCache, node: 
     kept(cache, one=b"1", two=b"2")
     assert list(node.iterdir()) == []  # the last process to leave has removed them
     assert found(cache) == {"a folder/one": b"1", "a folder/two": b"2"}
+
+
+def test_who_is_stopped_while_the_files_are_unpacked_leaves_none(
+    cache: EngineCache, node: Path, tmp_path: Path
+) -> None:
+    class Stopped(EngineCache):
+        def _read(self, folder: Path) -> None:
+            super()._read(folder)
+            raise StopRequested
+
+    kept(cache, one=b"1")
+    with pytest.raises(StopRequested), Stopped(str(node), tmp_path / "cache", "key").hold():
+        raise AssertionError("held")
+    assert list(node.iterdir()) == []
 
 
 def test_the_first_to_keep_files_wins(cache: EngineCache, tmp_path: Path) -> None:

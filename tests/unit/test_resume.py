@@ -19,7 +19,7 @@ from coordinate_eval.coordinator.cli.launch.run import start_run
 from coordinate_eval.coordinator.inputs import clusters
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report import state
-from coordinate_eval.coordinator.run import jobs
+from coordinate_eval.coordinator.run import jobs, lease
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Submitted, read_run
 from coordinate_eval.coordinator.run.starting import resumes
@@ -154,6 +154,26 @@ def test_a_run_is_marked_as_cancelled_though_the_scheduler_is_silent(
     with pytest.raises(ClusterSilent, match="is marked as cancelled"):
         cancel_run(run_dir)
     assert run_dir.cancelled.exists()
+
+
+def test_cancelling_ends_the_lease_of_a_run_whose_supervisor_on_this_machine_is_gone(
+    reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(reviewer)
+    run_dir = fail(reviewer)
+    run_dir.results.unlink()
+    run = read_run(run_dir)
+    assert lease.take(run_dir, run)
+    take_over(run_dir)
+    reviewer.cluster.local = True
+    monkeypatch.setattr(state, "_is_ours", lambda pid: pid == os.getpid())
+    cancel_run(run_dir)
+    assert run.lease.is_dir()
+    assert "as soon as its supervisor sees that" in reviewer.capsys.readouterr().err
+    monkeypatch.setattr(state, "_is_ours", lambda pid: False)
+    cancel_run(run_dir)
+    assert not run.lease.exists()
+    assert "no job was left" in reviewer.capsys.readouterr().err
 
 
 def test_progress_between_tries_starts_the_count_again(reviewer: Reviewer) -> None:

@@ -11,6 +11,7 @@ from tests.staging import RANGE, Worker, staged
 from coordinate_eval.coordinator.incidents.causes import cause_of_error
 from coordinate_eval.coordinator.workers.on_node import copying, staging
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
+from coordinate_eval.coordinator.workers.signals import StopRequested
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint
 
@@ -75,6 +76,26 @@ def test_a_keeper_that_is_killed_leaves_its_weights_to_the_others(
         assert place.copy_seconds is None  # they were there
     assert place.remove_abandoned() == []
     trial.leave()
+    assert list(root.iterdir()) == []
+
+
+def test_who_is_stopped_as_it_takes_the_weights_leaves_none(
+    root: Path, source: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Worker(root, "node", "fill", source)
+    other.says("filled")
+    real = fcntl.flock
+
+    def flock(lock: int, how: int) -> None:
+        real(lock, how)
+        monkeypatch.setattr(fcntl, "flock", real)
+        other.leave()  # and is not the last
+        raise StopRequested
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    place = StagedWeights(str(root), "run", "node")
+    with pytest.raises(StopRequested), place.hold():
+        raise AssertionError("held")
     assert list(root.iterdir()) == []
 
 

@@ -3,10 +3,11 @@
 Exit status: 0 success; where scores are asked for, all of them exist. 1 the run ended without all
 results, or asking for it again was refused after repeated failures. 2 bad input or a refusal,
 nothing was submitted. 3 try again later: the scheduler did not answer, or a checkpoint that is to
-wait in the queue may still be being written. 130 interrupted.
+wait in the queue may still be being written. 130 interrupted, 143 terminated, 129 hung up.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -36,8 +37,9 @@ def run(call: Callable[[list[str]], None], *, job: bool = False) -> None:
     switch_off_telemetry()
     if job:
         _gpus.name_once(os.environ)
-    else:  # jobs are told by their site
-        _launchers.leave_job(os.environ)
+    else:
+        end_orderly()
+        _launchers.leave_job(os.environ)  # jobs are told by their site
         _launchers.leave_job(_CALLERS)
     for variable in QUIET_VARIABLES:
         os.environ.setdefault(variable, "1")
@@ -49,6 +51,13 @@ def run(call: Callable[[list[str]], None], *, job: bool = False) -> None:
         sys.exit(error.exit_status)
     except KeyboardInterrupt:  # before or after a command; typer ends one of itself, with 130
         sys.exit(130)
+
+
+def end_orderly() -> None:
+    """Have TERM, and a connection that ends, end a command like an error: it cleans up."""
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(each) is signal.SIG_DFL:  # `nohup` has it ignored
+            signal.signal(each, lambda number, _: sys.exit(128 + number))
 
 
 def _in_a_folder(call: Callable[[list[str]], None]) -> None:

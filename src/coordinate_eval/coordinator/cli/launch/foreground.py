@@ -1,5 +1,6 @@
 """A run in this terminal: supervise it, show its progress, print its results."""
 
+import contextlib
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
@@ -113,9 +114,10 @@ def supervise(
         with Display(run_dir, run, console) as display:
             results = _supervise(run_dir, run, cluster, display, strict=strict)
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            say("\ninterrupted: the run has no supervisor now")
-            say(_what_goes_on(run_dir, run, cluster).removesuffix("\n"))
+        with contextlib.suppress(OSError):  # nobody reads it: a terminal or a pipe was closed
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                say("\ninterrupted: the run has no supervisor now")
+                say(_what_goes_on(run_dir, run, cluster).removesuffix("\n"))
         if cluster.local:
             _leave_this_machine(run_dir, run, cluster)
         raise
@@ -136,8 +138,10 @@ def _leave_this_machine(run_dir: RunDir, run: Run, cluster: Cluster) -> None:
     from coordinate_eval.coordinator.supervisor.ending import drain, sweep
 
     poll_seconds, clock = run.settings.supervisor.poll_seconds, SystemClock()
-    drain(run, cluster, poll_seconds, lambda: None, clock)
-    sweep(run, run_dir, cluster, poll_seconds, clock, note=say)
+    try:
+        drain(run, cluster, poll_seconds, lambda: None, clock)
+    finally:  # also if somebody interrupts it again
+        sweep(run, run_dir, cluster, poll_seconds, clock, note=say)
 
 
 def _supervise(

@@ -1,5 +1,6 @@
 """`coordinate-eval resume` and `cancel`: continue a run, or end all of its jobs."""
 
+import contextlib
 import os
 import time
 
@@ -252,12 +253,13 @@ def cancel_run(run_dir: RunDir, why: str = "") -> None:
     run = read_run(run_dir)
     _files.write(run_dir.cancelled, why)
     cluster = clusters.by_name(run.cluster, run.settings)
-    if cluster.local:
+    if cluster.local and state.is_supervised(run_dir, run, []) is not False:
         say(f"run {run.id} ends as soon as its supervisor sees that")
         return
     try:
-        with cluster:
-            count = _cancel_all(run, cluster)
+        # On this machine its jobs have ended with its supervisor.
+        with contextlib.nullcontext() if cluster.local else cluster:
+            count = 0 if cluster.local else _cancel_all(run, cluster)
             lease.end(run)
             sweep(run, run_dir, cluster, POLL_SECONDS, SystemClock(), note=say)
     except ClusterSilent as error:

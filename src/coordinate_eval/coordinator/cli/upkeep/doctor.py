@@ -7,8 +7,6 @@ import contextlib
 import itertools
 import os
 import shlex
-import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -120,9 +118,6 @@ def find_bad_nodes(settings: Settings, names: str | None, *, as_json: bool) -> i
     Args:
         names: of the nodes, such as gpu[1-4,7]; None for all that are free.
     """
-    for each in (signal.SIGTERM, signal.SIGHUP):  # as when a connection ends: leave no job behind
-        if signal.getsignal(each) is signal.SIG_DFL:
-            signal.signal(each, lambda *_: sys.exit(1))
     cluster = clusters.chosen(settings)
     if cluster is None or cluster.local:
         what = "this one machine" if cluster else f"what {settings.cluster} describes"

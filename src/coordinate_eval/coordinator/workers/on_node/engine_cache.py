@@ -124,15 +124,11 @@ class EngineCache:
         Yield whether it can be used: libraries cannot be loaded from a file system that is mounted
         with `noexec`. The last process to leave removes the folder.
         """
-        lock_path = self.folder.with_name(f"{self.folder.name}.lock")
-        lock = node_memory.open_lock(lock_path)
-        try:
+        with node_memory.held(self.folder) as lock:
             usable = not os.fstatvfs(lock).f_flag & os.ST_NOEXEC
             if usable:
                 self._fill()
             yield usable
-        finally:
-            node_memory.remove_if_last(self.folder, lock_path, lock)
 
     def save(self) -> None:
         """Keep the files for later runs, if none are kept, or not all that vLLM has compiled.
@@ -172,7 +168,7 @@ class EngineCache:
         with node_memory.copy_lock(self.folder, wait=True):
             if self.folder.exists():
                 return
-            part = self.folder.with_name(f"{self.folder.name}.part")
+            part = node_memory.work_folder(self.folder)  # it goes with the folder
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(mode=0o700)
             try:

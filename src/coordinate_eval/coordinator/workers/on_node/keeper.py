@@ -168,24 +168,23 @@ def run_keeper(run_dir: RunDir, node: str, round_number: int, minutes: int) -> i
     part = nodes.index(node), run.nodes_per_trial
     weights = StagedWeights(run.settings.stage.folder, weights_name(run), node, part)
     try:
-        with contextlib.suppress(StopRequested):
+        with contextlib.suppress(StopRequested), weights.hold():
             write_progress("copying", 0)
             weights.remove_abandoned()
-            with weights.hold():
-                most = 0.0 if run.settings.stage.where == "none" else math.inf
-                while not weights.copy(lease.loaded(run), report, most):
-                    time.sleep(WATCH_SECONDS)
-                ready = time.time()
-                write_progress("ready", total)
-                copies = run_dir.copies(node)
-                measurements.append_copy(copies, weights.copy_seconds, run.checkpoint)
-                # Running trials also hold the weights.
-                supervision = Supervision(run_dir, run.settings.supervisor.patience_seconds)
-                while time.time() < deadline and not supervision.is_lost():
-                    check_there(run_dir)
-                    if released.exists() or run_dir.cancelled.exists():
-                        break
-                    time.sleep(WATCH_SECONDS)
+            most = 0.0 if run.settings.stage.where == "none" else math.inf
+            while not weights.copy(lease.loaded(run), report, most):
+                time.sleep(WATCH_SECONDS)
+            ready = time.time()
+            write_progress("ready", total)
+            copies = run_dir.copies(node)
+            measurements.append_copy(copies, weights.copy_seconds, run.checkpoint)
+            # Running trials also hold the weights.
+            supervision = Supervision(run_dir, run.settings.supervisor.patience_seconds)
+            while time.time() < deadline and not supervision.is_lost():
+                check_there(run_dir)
+                if released.exists() or run_dir.cancelled.exists():
+                    break
+                time.sleep(WATCH_SECONDS)
     except Exception as error:
         refused = isinstance(error, WeightsRefused)
         write_progress("failed", 0, str(error) or type(error).__name__, refused=refused)

@@ -18,6 +18,7 @@ from pathlib import Path
 from stat import S_ISDIR
 
 from coordinate_eval import _owner
+from coordinate_eval.coordinator.workers.signals import ignore_signals
 from coordinate_eval.errors import UserError
 
 
@@ -56,6 +57,28 @@ def _private_folder(folder: Path) -> None:
             ) from FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
 
 
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[int]:
+    """Hold a folder while the block runs, and yield its lock. The last process to leave removes it.
+
+    So does one that a signal ends as it takes the lock: who had the folder may have left meanwhile.
+    """
+    path, lock = lock_file(folder), None
+    try:
+        lock = open_lock(path)
+        yield lock
+    finally:
+        ignore_signals()
+        if lock is not None:
+            os.close(lock)
+        _remove_unless_held(folder, path)
+
+
+def lock_file(folder: Path) -> Path:
+    """Return the lock file of a folder."""
+    return folder.with_name(f"{folder.name}.lock")
+
+
 def open_lock(path: Path) -> int:
     """Open the lock file and hold it shared. Make sure that nobody removed it meanwhile."""
     while True:
@@ -65,9 +88,13 @@ def open_lock(path: Path) -> int:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             continue
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        if _is_at(path, lock):
-            return lock
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if _is_at(path, lock):
+                return lock
+        except BaseException:
+            os.close(lock)
+            raise
         os.close(lock)
 
 
@@ -78,49 +105,41 @@ def _is_at(path: Path, lock: int) -> bool:
     return False
 
 
-def remove_if_last(folder: Path, lock_path: Path, lock: int) -> bool:
-    """Close the lock. If nobody else holds it, remove the folder and the lock first."""
-    try:
-        # flock drops the shared lock before it takes the exclusive one: of two processes that
-        # end at the same time, one gets it.
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    else:
-        if not _is_at(lock_path, lock):
-            return False
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(work_folder(folder), ignore_errors=True)
-        (folder.parent / f"{folder.name}.copying").unlink(missing_ok=True)
-        lock_path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            folder.parent.rmdir()
-            folder.parent.parent.rmdir()
-        return True
-    finally:
-        os.close(lock)
+def _remove_unless_held(folder: Path, lock_path: Path) -> bool:
+    """Remove a folder and its lock if no process holds it. Return whether it did."""
+    with contextlib.suppress(OSError):  # it is held, or gone
+        lock = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            # Of two processes that end at the same time, one gets it.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_at(lock_path, lock):
+                return False
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(work_folder(folder), ignore_errors=True)
+            (folder.parent / f"{folder.name}.copying").unlink(missing_ok=True)
+            lock_path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                folder.parent.rmdir()
+                folder.parent.parent.rmdir()
+            return True
+        finally:
+            os.close(lock)
+    return False
 
 
 def remove_abandoned(user_folder: Path, but: Path | None = None) -> list[Path]:
-    """Remove the folders of a user that no process holds. Return them.
-
-    That with the lock `but` stays.
-    """
+    """Remove the folders of a user that no process holds, but one. Return them."""
     removed: list[Path] = []
     with contextlib.suppress(FileNotFoundError):
         # In a folder that another user can write to, names may lead anywhere.
         if not is_private(user_folder.lstat()):
             return removed
     for lock_path in user_folder.glob("*/*.lock"):
-        if lock_path == but:
-            continue
-        if lock_path.is_symlink() or lock_path.parent.is_symlink():
-            continue
         folder = lock_path.with_suffix("")
-        with contextlib.suppress(OSError):
-            lock = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            if remove_if_last(folder, lock_path, lock):
-                removed.append(folder)
+        if folder == but or lock_path.is_symlink() or lock_path.parent.is_symlink():
+            continue
+        if _remove_unless_held(folder, lock_path):
+            removed.append(folder)
     return removed
 
 

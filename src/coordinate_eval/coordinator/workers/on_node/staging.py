@@ -41,7 +41,6 @@ from coordinate_eval.coordinator.inputs.checkpoints.mixed.served import Served
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.workers.on_node import convert, fetching, node_memory
 from coordinate_eval.coordinator.workers.on_node.copying import copy_files
-from coordinate_eval.coordinator.workers.signals import ignore_signals
 from coordinate_eval.errors import CoordinateError, UserError
 from coordinate_eval.records import Checkpoint, Record, schema
 
@@ -107,8 +106,6 @@ class StagedWeights:
         name = node if count == 1 else f"{node}-{place}of{count}"
         self.user_folder = node_memory.user_folder(root)
         self.folder = self.user_folder / of / name
-        self._lock_path = self.user_folder / of / f"{name}.lock"
-        self._lock: int | None = None
         self.copy_seconds: float | None = None
         """Seconds of the copy that this process made; None if it made none."""
 
@@ -127,13 +124,8 @@ class StagedWeights:
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
         """Keep the weights while the block runs. The last process to leave removes them."""
-        self._lock = node_memory.open_lock(self._lock_path)
-        try:
+        with node_memory.held(self.folder):
             yield
-        finally:
-            ignore_signals()
-            lock, self._lock = self._lock, None
-            node_memory.remove_if_last(self.folder, self._lock_path, lock)
 
     def copy(
         self,
@@ -155,7 +147,6 @@ class StagedWeights:
             CoordinateError: weights would have to be converted in more memory than that.
             UserError: the checkpoint changed, or there is no room.
         """
-        assert self._lock is not None, "copy() outside hold()"
         with node_memory.copy_lock(self.folder) as alone:
             if self.ready(source.identity):
                 return True
@@ -195,7 +186,7 @@ class StagedWeights:
 
     def remove_abandoned(self) -> list[Path]:
         """Remove what no process holds of this user's, but these weights. Return the folders."""
-        return node_memory.remove_abandoned(self.user_folder, self._lock_path)
+        return node_memory.remove_abandoned(self.user_folder, self.folder)
 
 
 def _boot() -> str:
