@@ -1,6 +1,7 @@
 """Weights whose last process was killed are removed from each node at a run's end."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,12 @@ def keeper(run_dir: RunDir, state: str, updated: float = 100.0, number: int = 0)
     _files.write_record(run_dir.stage(number, "n"), StageProgress.model_validate(values))
 
 
-def trial(run_dir: RunDir, state: str, node: str = "n", name: str = "n-0") -> None:
+def trial(
+    run_dir: RunDir, state: str, node: str = "n", name: str = "n-0", others: Sequence[str] = ()
+) -> None:
     values = {"trial": name, "task": "1.0", "node": node, "state": state, "started": 0}
-    _files.write_record(run_dir.trial(name), TrialProgress.model_validate(values | {"updated": 90}))
+    values |= {"updated": 90, "others": others, "message": "lost" if others else ""}
+    _files.write_record(run_dir.trial(name), TrialProgress.model_validate(values))
 
 
 def died(run_dir: RunDir, when: float) -> None:
@@ -101,6 +105,18 @@ def test_the_node_on_which_the_scheduler_had_started_a_trial(run_dir: RunDir) ->
     _files.write_record(run_dir.round(0), Round(number=0, created=0, nodes=nodes, minutes=30))
     trial(run_dir, "running", node="far", name=jobs.trial_id(ANY_NODE, 1, 0))
     assert nodes_to_sweep(run_dir) == ["far"]
+
+
+@pytest.mark.parametrize("state", ["failed", "ended"])
+def test_the_nodes_of_a_trial_that_may_have_lost_one_of_its_processes(
+    run_dir: RunDir, state: str
+) -> None:
+    trial(run_dir, state, node="m", others=["n"])
+    assert nodes_to_sweep(run_dir) == ["m", "n"]
+    keeper(run_dir, "removed", updated=100)  # after its end
+    assert nodes_to_sweep(run_dir) == ["m"]
+    died(run_dir, 101)
+    assert nodes_to_sweep(run_dir) == ["m", "n"]
 
 
 class Cluster(Cancelling):

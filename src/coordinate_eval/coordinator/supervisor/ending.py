@@ -185,8 +185,9 @@ def sweep(
 def nodes_to_sweep(run_dir: RunDir) -> list[str]:
     """Return the nodes on which the last process that held the weights was killed.
 
-    A keeper and a trial say so when they end by themselves. A keeper removes the weights that
-    dead trials held if it ends after them. A judge's job names the node that it has weights on.
+    A keeper and a trial say so when they end by themselves. Of a trial on several nodes that also
+    says why, another process may have been killed. A keeper removes the weights that dead trials
+    held if it ends after them. A judge's job names the node that it has weights on.
     """
     ended: dict[str, float] = defaultdict(float)
     killed: dict[str, float] = {}
@@ -201,10 +202,12 @@ def nodes_to_sweep(run_dir: RunDir) -> list[str]:
             else:
                 ended[name] = max(ended[name], stage.updated)
         for trial in read_trials_of(run_dir, round_):
-            if trial.state not in ("ended", "failed"):
+            told = trial.state in ("ended", "failed")
+            if not told or (trial.others and trial.message):
                 path = run_dir.incident(trial.trial)
                 incident = _files.read_record_if_there(path, Incident)
-                when = inf if incident is None else incident.time
+                untold = trial.updated if told else inf
+                when = untold if incident is None else incident.time
                 for name in (trial.node, *trial.others):
                     killed[name] = max(killed.get(name, 0.0), when)
     judge = _files.read_record_if_there(run_dir.judge, JudgeProgress)
