@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import struct
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -111,3 +113,29 @@ def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"file was cut short"):
         source.read("w")
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
+def test_a_sliver_of_a_large_storage_is_read_in_little_memory(tmp_path: Path, turned: bool) -> None:
+    file, rows, columns = tmp_path / "file", 1 << 14, 1 << 12
+    with file.open("wb") as opened:
+        opened.truncate(2 * rows * columns)
+        for row in range(rows):  # numbers in the first two columns, and holes
+            opened.seek(2 * row * columns)
+            opened.write(struct.pack("<HH", row, row + 1))
+    shape, strides = (rows, 2), (columns, 1)
+    expected = [(row, row + 1) for row in range(rows)]
+    if turned:
+        shape, strides, expected = shape[::-1], strides[::-1], [*zip(*expected, strict=True)]
+    box = Box(file, 0, shape, strides, (0, 0))
+    source = Stored({"w": Layout("uint16", shape, (box,))})
+
+    tracemalloc.start()
+    try:
+        found = b"".join(map(bytes, source.parts("w", memoryview(bytearray(1 << 14)))))
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
+
+    assert found == b"".join(struct.pack(f"<{shape[1]}H", *row) for row in expected)
+    assert source.held("w") == (4 * rows if turned else 0)

@@ -7,9 +7,10 @@ does not lie in files row by row, is in memory whole: few at a time. Whoever is 
 that are whole, and whoever goes on keeps them.
 """
 
+import bisect
 import contextlib
 import json
-import math
+import mmap
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -25,6 +26,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
     BLOCK_BYTES,
     Source,
     blocks,
+    lent,
 )
 from coordinate_eval.coordinator.workers.on_node import copying
 from coordinate_eval.errors import UserError
@@ -32,9 +34,8 @@ from coordinate_eval.errors import UserError
 SHARD_BYTES = 2_000_000_000
 """Largest file. A larger tensor has a file of its own."""
 
-WHOLE_BYTES = 1 << 30
-"""Most bytes of tensors that are in memory whole, unless one alone has more. One takes twice its
-size."""
+LEAST_WHOLE_BYTES = 128 << 20
+"""Memory for tensors that are in memory whole, if the two largest ones have less."""
 
 _TURNED_BYTES = 4 << 20  # of rows that are columns in a file: few rows are read in bits of a line
 
@@ -92,7 +93,8 @@ def write(
     done = sum(shard.size - len(shard.header) for shard in shards if shard.whole())
     report(done)
     left = [shard for shard in shards if not shard.whole()]
-    memory = _Memory(WHOLE_BYTES)
+    largest = max((source.tensors[name].bytes for name in names), default=0)
+    memory = _Memory(max(LEAST_WHOLE_BYTES, 2 * largest))
     bad: list[guard.NotFinite] = []
     for first in range(0, len(left), copying.THREADS):
         for count, found in _write(source, left[first : first + copying.THREADS], memory):
@@ -129,7 +131,7 @@ def _shards(source: Source, names: Sequence[str], folder: Path, limit: int) -> l
     groups: list[list[str]] = [[]]
     size = 0
     for name in names:
-        length = _bytes(source, name)
+        length = source.tensors[name].bytes
         if groups[-1] and size + length > limit:
             groups.append([])
             size = 0
@@ -154,7 +156,7 @@ def _shard(source: Source, names: Sequence[str], path: Path) -> _Shard:
     at = 0
     for name in sorted(names, key=lambda name: (-ITEM_BYTES[source.tensors[name].dtype], name)):
         dtype, shape = source.tensors[name]
-        begins[name], end = at, at + _bytes(source, name)
+        begins[name], end = at, at + source.tensors[name].bytes
         header[name] = {
             "dtype": safetensors_file.TYPES[dtype],
             "shape": shape,
@@ -167,30 +169,38 @@ def _shard(source: Source, names: Sequence[str], path: Path) -> _Shard:
     return _Shard(path, head, {n: len(head) + b for n, b in begins.items()}, len(head) + at)
 
 
-def _bytes(source: Source, name: str) -> int:
-    dtype, shape = source.tensors[name]
-    return ITEM_BYTES[dtype] * math.prod(shape)
-
-
 class _Memory:
-    """A limit of what threads have in memory together. One alone may have more."""
+    """Memory that threads share. One that needs more than there is waits until it is alone."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self._taken = most, 0
+    def __init__(self, size: int) -> None:
+        # Pages that nobody has used take no memory.
+        self._room = memoryview(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        self._taken: list[tuple[int, int]] = []
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def taking(self, size: int) -> Iterator[None]:
+    def taking(self, size: int) -> Iterator[memoryview]:
         """Wait until there is room for so many bytes, which the block takes."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._taken or self._taken + size <= self._most)
-            self._taken += size
+            self._changed.wait_for(lambda: self._gap(size) is not None)
+            begin = self._gap(size) or 0
+            taken = begin, begin + -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+            bisect.insort(self._taken, taken)
         try:
-            yield
+            yield self._room[begin : taken[1]]
         finally:
             with self._changed:
-                self._taken -= size
+                self._taken.remove(taken)
                 self._changed.notify_all()
+
+    def _gap(self, size: int) -> int | None:
+        """Return where so many bytes are free; None if they are nowhere."""
+        at = 0
+        for begin, end in self._taken:
+            if begin - at >= size:
+                return at
+            at = end
+        return at if not self._taken or len(self._room) - at >= size else None
 
 
 def _write(
@@ -238,14 +248,15 @@ def _write_tensor(
 
     Return its bytes, and what is wrong with its numbers.
     """
-    length, dtype = _bytes(source, name), source.tensors[name].dtype
+    tensor = source.tensors[name]
+    length, dtype = tensor.bytes, tensor.dtype
     layout = source.layout(name)
     placed = layout and layout.placed()
-    whole = 0 if placed and placed.by_rows else 2 * length
-    most = _TURNED_BYTES if placed and whole else BLOCK_BYTES
+    held = placed.held if placed else source.held(name)
+    most = _TURNED_BYTES if placed and held else BLOCK_BYTES
     buffer = memoryview(bytearray(min(most, length)))
     done = nan = infinite = 0
-    with memory.taking(whole):
+    with memory.taking(held) as room, lent(room):
         for block in blocks(placed, buffer) if placed else source.parts(name, buffer):
             found = guard.count_not_finite(block, dtype)
             nan, infinite = nan + found[0], infinite + found[1]

@@ -44,6 +44,11 @@ class Tensor(NamedTuple):
     """Such as `bfloat16`."""
     shape: tuple[int, ...]
 
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of its elements."""
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
 
 class Box(NamedTuple):
     """A part of a tensor, as it lies in a file."""
@@ -117,9 +122,10 @@ class Layout:
         return replace(self, boxes=boxes, found=None)
 
     @property
-    def by_rows(self) -> bool:
-        """Return whether each part, once placed, lies in its file row by row."""
-        return all(box.by_rows for box in self.boxes)
+    def held(self) -> int:
+        """Return the bytes of the parts that, once placed, do not lie in files row by row."""
+        elements = sum(math.prod(box.shape) for box in self.boxes if not box.by_rows)
+        return elements * ITEM_BYTES[self.dtype]
 
 
 def whole(file: Path, at: int, dtype: str, shape: tuple[int, ...]) -> Layout:

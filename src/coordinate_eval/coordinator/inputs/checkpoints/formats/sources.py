@@ -11,6 +11,7 @@ import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, remote
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import (
     ITEM_BYTES,
+    Box,
     Layout,
     Tensor,
     check_cover,
@@ -38,8 +40,8 @@ BLOCK_BYTES: Final = 512 << 10
 _READ_BYTES = 64 << 20  # of one call, and until what was read is dropped from the page cache
 _AHEAD_BYTES = 8 << 20  # of a request to a store, whose answers take long to begin
 _MOST_OPEN = 8  # files, of each tensor that is being read
-_MOST_KEPT_BYTES = 128 << 20  # of a thread, for its next tensor
-_kept = threading.local()
+_GAPPED_BYTES = 4 << 20  # of one read of elements with others between them
+_lent = threading.local()
 _TILE = 128  # rows and columns that a core's cache holds
 
 
@@ -78,6 +80,15 @@ class Source(Protocol):
             return
         yield from cut_to(buffer, bytes_of(self.read(name)))
 
+    def held(self, name: str) -> int:
+        """Return the most bytes that `parts` of a tensor has in memory besides its buffer.
+
+        Raises:
+            UserError: As for `read`.
+        """
+        layout = self.layout(name)
+        return 2 * self.tensors[name].bytes if layout is None else layout.placed().held
+
 
 class Stored(Source):
     """A source of tensors whose elements lie in files, as they are."""
@@ -95,7 +106,7 @@ class Stored(Source):
         for name, layout in layouts.items():
             check_cover(name, layout)
 
-    @property
+    @cached_property
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the type and the shape of each tensor by its name."""
         return {name: Tensor(each.dtype, each.shape) for name, each in self._layouts.items()}
@@ -140,14 +151,13 @@ def bits(layout: Layout) -> "np.ndarray[Any, Any]":
     Raises:
         UserError: As for `blocks`.
     """
-    import numpy as np
-
-    made = np.empty(layout.shape, _kind(layout))
-    _read_whole(layout, made.reshape(-1).view("u1").data)
-    return made
+    made = _taken(math.prod(layout.shape) * ITEM_BYTES[layout.dtype])
+    _read_whole(layout, made.data)
+    return made.view(kind_of(layout)).reshape(layout.shape)
 
 
-def _kind(layout: Layout) -> str:
+def kind_of(layout: Layout) -> str:
+    """Return numpy's name of numbers with as many bits as those of a layout."""
     item = ITEM_BYTES[layout.dtype]
     return f"u{item}" if item <= 8 else f"c{item}"
 
@@ -181,13 +191,13 @@ def blocks(layout: Layout, buffer: memoryview) -> Iterator[memoryview]:
     import numpy as np
 
     layout, shape, item = layout.placed(), layout.put_together, ITEM_BYTES[layout.dtype]
-    kind = _kind(layout)
+    kind = kind_of(layout)
     corners = (len(layout.boxes), len(shape))
     begins = np.array([box.begin for box in layout.boxes], np.int64).reshape(corners)
     ends = np.array([box.ends for box in layout.boxes], np.int64).reshape(corners)
     whole: dict[int, np.ndarray[Any, Any]] = {}
     with contextlib.closing(_Files()) as files:
-        for begin, size in _cuts(shape, len(buffer) // item):
+        for begin, size in cuts(shape, len(buffer) // item):
             block = buffer[: math.prod(size) * item]
             target = np.frombuffer(block, kind).reshape(size)
             inside = ((begins < np.add(begin, size)) & (ends > begin)).all(axis=1)
@@ -198,38 +208,76 @@ def blocks(layout: Layout, buffer: memoryview) -> Iterator[memoryview]:
                     continue
                 inner: tuple[Any, ...] = (*map(slice, part.begin, part.ends), ...)
                 place = target[inner]
-                if place.flags.c_contiguous and part.straight:
-                    files.read(part.file, part.at, place)
-                    continue
                 if box.by_rows:
-                    found = np.empty(part.span, kind)
-                    files.read(part.file, part.at, found)
-                else:
-                    if number not in whole:
-                        whole[number] = _taken(box.span * item).view(kind)
-                        files.read(box.file, box.at, whole[number])
-                    found = whole[number][(part.at - box.at) // item :]
-                strides = [stride * item for stride in part.strides]
-                copy(place, np.lib.stride_tricks.as_strided(found, part.shape, strides))
+                    _fill(place, part, files)
+                    continue
+                if number not in whole:
+                    whole[number] = _turned(box, kind, files)
+                starts = [max(0, b - o) for b, o in zip(begin, box.begin, strict=True)]
+                stops = map(sum, zip(starts, part.shape, strict=True))
+                copy(place, whole[number][tuple(map(slice, starts, stops))])
             yield block
-    for array in whole.values():
-        if array.base is not None and array.base.nbytes <= _MOST_KEPT_BYTES:
-            _kept.memory = array.base
 
 
-def _taken(size: int) -> "np.ndarray[Any, Any]":
-    """Return so many bytes of memory: what this thread has kept, if that is enough.
+def _fill(target: "np.ndarray[Any, Any]", part: Box, files: "_Files") -> None:
+    """Read a part that lies in its file row by row, with gaps or without."""
+    import numpy as np
+
+    item = target.itemsize
+    if target.flags.c_contiguous and part.straight:
+        files.read(part.file, part.at, target)
+    elif part.span * item <= _GAPPED_BYTES or target.size == 1:
+        found = np.empty(part.span, target.dtype)
+        files.read(part.file, part.at, found)
+        strides = [stride * item for stride in part.strides]
+        copy(target, np.lib.stride_tricks.as_strided(found, part.shape, strides))
+    else:
+        place = next(n for n, length in enumerate(part.shape) if length > 1)
+        length, before = part.shape[place], (slice(None),) * place
+        for start, stop in ((0, length // 2), (length // 2, length)):
+            shape = (*part.shape[:place], stop - start, *part.shape[place + 1 :])
+            at = part.at + start * part.strides[place] * item
+            half = part._replace(at=at, shape=shape)
+            _fill(target[(*before, slice(start, stop))], half, files)
+
+
+def _turned(box: Box, kind: str, files: "_Files") -> "np.ndarray[Any, Any]":
+    """Return a part that does not lie in its file row by row."""
+    import numpy as np
+
+    order = sorted(range(len(box.shape)), key=lambda n: -box.strides[n])
+    shape, strides = (tuple(of[n] for n in order) for of in (box.shape, box.strides))
+    made = _taken(math.prod(shape) * np.dtype(kind).itemsize).view(kind).reshape(shape)
+    _fill(made, box._replace(shape=shape, strides=strides), files)
+    return made.transpose(np.argsort(order))
+
+
+@contextlib.contextmanager
+def lent(room: memoryview) -> Iterator[None]:
+    """Let this thread read into some memory what it cannot read in blocks.
 
     The kernel clears memory that is new, which takes as long as to read into it.
     """
+    _lent.room = room
+    try:
+        yield
+    finally:
+        _lent.room = memoryview(b"")
+
+
+def _taken(size: int) -> "np.ndarray[Any, Any]":
+    """Return so many bytes of memory: of what was lent to this thread, if that is enough."""
     import numpy as np
 
-    kept, _kept.memory = getattr(_kept, "memory", None), None
-    return kept[:size] if kept is not None and len(kept) >= size else np.empty(size, "u1")
+    room: memoryview = getattr(_lent, "room", memoryview(b""))
+    if not 0 < size <= len(room):
+        return np.empty(size, "u1")
+    _lent.room = room[-(-size // 16) * 16 :]  # so that numbers lie at multiples of their size
+    return np.frombuffer(room[:size], "u1")
 
 
-def _cuts(shape: Sequence[int], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield the begin and the shape of parts of a tensor that follow one another.
+def cuts(shape: Sequence[int], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield the begin and the shape of parts of an array that follow one another.
 
     Each has so many elements at most, and these follow one another, too.
     """
@@ -292,8 +340,9 @@ class _Reader:
         self._path, self._stack = path, contextlib.ExitStack()
         opened = checkpoint_files.opened(path, weights=True)
         self._file = self._stack.enter_context(opened)
+        self._most = _READ_BYTES
         if isinstance(self._file, remote.RemoteFile):
-            self._file.ahead = _AHEAD_BYTES
+            self._most = self._file.ahead = _AHEAD_BYTES
         self._read: list[tuple[int, int]] = []  # from where to where, and not dropped yet
 
     def read(self, at: int, target: memoryview) -> None:
@@ -304,7 +353,7 @@ class _Reader:
         """
         done = 0
         while done < len(target):
-            part = target[done : done + _READ_BYTES]
+            part = target[done : done + self._most]
             count = checkpoint_files.read_into(self._file, part, at + done)
             if not count:
                 raise UserError(f"{self._path} was cut short. Copy it again, or save it again")

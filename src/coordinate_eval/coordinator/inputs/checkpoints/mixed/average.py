@@ -5,8 +5,9 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -14,10 +15,11 @@ import yaml
 
 from coordinate_eval._format import brief, plural
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, remote
-from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Tensor
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES, Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
+    BLOCK_BYTES,
     Source,
-    blocks,
+    bytes_of,
     compute_on_one_thread,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.mixed.merged import Merged
@@ -41,7 +43,6 @@ _MOST_FILE_BYTES = 1 << 20
 _MOST_MEMBERS = 1000
 _DIGITS = 6
 _MOST_TOGETHER = 8  # members whose files are open at once
-_BLOCK = 16 << 20  # numbers that are added at a time: as float32, 64 MiB
 
 
 class Average(Source):
@@ -63,6 +64,11 @@ class Average(Source):
         self._tensors = sources[-1].tensors
         for source, name in zip(sources, names, strict=True):
             _check_same(self._tensors, source.tensors, names[-1], name)
+
+        def held_inside(name: str) -> list[int]:
+            return [source.held(name) for source in sources]
+
+        self._held_inside = lru_cache(maxsize=64)(held_inside)
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
@@ -87,54 +93,97 @@ class Average(Source):
             return self._sources[-1].read(name)
         import torch
 
-        compute_on_one_thread()
-        kind = getattr(torch, dtype)
-        wide = torch.promote_types(kind, torch.float32)
-        mean = torch.empty(math.prod(shape), dtype=wide)
-        block = torch.empty(min(_BLOCK, len(mean)), dtype=wide)
-        self._add_up((source.read(name) for source in self._sources), mean, block)
-        return mean.to(kind).reshape(shape)
+        made = torch.empty(shape, dtype=getattr(torch, dtype))
+        room, done = bytes_of(made), 0
+        for part in self.parts(name, memoryview(bytearray(min(BLOCK_BYTES, len(room))))):
+            room[done : done + len(part)] = part
+            done += len(part)
+        assert done == len(room), name
+        return made
 
     def parts(self, name: str, buffer: memoryview) -> Iterator[memoryview]:
         """Yield the bytes of `read` in order, each time as many as a buffer has room for.
 
-        Those of few members are read together, and no tensor of these is in memory whole.
+        Those of few members are read together. Those of many are added up in turn, with the sums in
+        memory whole.
         """
-        layouts = [layout for source in self._sources if (layout := source.layout(name))]
-        alike = len({each.put_together for each in layouts}) == 1
-        few = len(layouts) == len(self._sources) <= _MOST_TOGETHER
         dtype = self._tensors[name].dtype
-        if not (alike and few and dtype in FLOATS):
-            yield from super().parts(name, buffer)
+        if dtype not in FLOATS:
+            yield from self._sources[-1].parts(name, buffer)
             return
         import torch
 
         compute_on_one_thread()
         kind = getattr(torch, dtype)
-        wide = torch.promote_types(kind, torch.float32)
-        # Two blocks for all: memory that is new costs more than the sums.
-        mean, block = (torch.empty(len(buffer) // kind.itemsize, dtype=wide) for _ in range(2))
-        members = [blocks(each, memoryview(bytearray(len(buffer)))) for each in layouts]
-        for group in zip(*members, strict=True):
-            found = [torch.frombuffer(raw, dtype=kind) for raw in group]
-            here = mean[: len(found[0])]
-            self._add_up(found, here, block)
-            made = buffer[: len(group[0])]
-            torch.frombuffer(made, dtype=kind).copy_(here)
+        sums = self._sums_together if self._reads_together(name) else self._sums_in_turn
+        for some in sums(name, kind, len(buffer)):
+            made = buffer[: len(some) * kind.itemsize]
+            torch.frombuffer(made, dtype=kind).copy_(some.div_(self._total))
             yield made
 
-    def _add_up(
-        self, members: Iterable["torch.Tensor"], mean: "torch.Tensor", block: "torch.Tensor"
-    ) -> None:
-        """Put the mean of tensors, one of each model, into a flat one; `block` is room to add."""
-        mean.zero_()
-        for tensor, weight in zip(members, self._weights, strict=True):
-            flat = tensor.reshape(-1)
-            for start in range(0, len(flat), max(1, len(block))):
-                some = flat[start : start + len(block)]
-                widened = block[: len(some)].copy_(some)
-                mean[start : start + len(some)].add_(widened, alpha=weight)
-        mean.div_(self._total)
+    def held(self, name: str) -> int:
+        """Return the most bytes that `parts` of a tensor has in memory besides its buffer."""
+        dtype, shape = self._tensors[name]
+        inside = self._held_inside(name)
+        if dtype not in FLOATS:
+            return inside[-1]
+        if self._reads_together(name):
+            return sum(inside)
+        return max(4, ITEM_BYTES[dtype]) * math.prod(shape) + max(inside)
+
+    def _reads_together(self, name: str) -> bool:
+        inside = self._held_inside(name)
+        return len(inside) <= _MOST_TOGETHER and sum(inside) <= 2 * self._tensors[name].bytes
+
+    def _sums_together(self, name: str, kind: "torch.dtype", size: int) -> Iterator["torch.Tensor"]:
+        """Yield the weighted sums of numbers that are `size` bytes in one model, or fewer."""
+        import torch
+
+        # Two blocks for all: memory that is new costs more than the sums.
+        sums, block = (_wide(size // kind.itemsize, kind) for _ in range(2))
+        members = [source.parts(name, memoryview(bytearray(size))) for source in self._sources]
+        for group in _side_by_side(members):
+            some = sums[: len(group[0]) // kind.itemsize].zero_()
+            for raw, weight in zip(group, self._weights, strict=True):
+                _add(some, torch.frombuffer(raw, dtype=kind), weight, block)
+            yield some
+
+    def _sums_in_turn(self, name: str, kind: "torch.dtype", size: int) -> Iterator["torch.Tensor"]:
+        """Yield the same, with all of one model added before those of the next."""
+        import torch
+
+        step = size // kind.itemsize
+        sums, block = _wide(math.prod(self._tensors[name].shape), kind).zero_(), _wide(step, kind)
+        buffer = memoryview(bytearray(size))
+        for source, weight in zip(self._sources, self._weights, strict=True):
+            done = 0
+            for raw in source.parts(name, buffer):
+                found = torch.frombuffer(raw, dtype=kind)
+                _add(sums[done : done + len(found)], found, weight, block)
+                done += len(found)
+        for start in range(0, len(sums), max(1, step)):
+            yield sums[start : start + step]
+
+
+def _wide(count: int, kind: "torch.dtype") -> "torch.Tensor":
+    """Return room for so many numbers of a type that sums of this one are rounded little in."""
+    import torch
+
+    return torch.empty(count, dtype=torch.promote_types(kind, torch.float32))
+
+
+def _add(sums: "torch.Tensor", found: "torch.Tensor", weight: float, block: "torch.Tensor") -> None:
+    """Add numbers to sums, times a weight. They are widened in `block`."""
+    sums.add_(block[: len(found)].copy_(found), alpha=weight)
+
+
+def _side_by_side(members: Sequence[Iterator[memoryview]]) -> Iterator[list[memoryview]]:
+    """Yield the bytes of all members at the same places. Their parts may be of different sizes."""
+    none = memoryview(b"")
+    parts = [next(each, none) for each in members]
+    while count := min(map(len, parts)):
+        yield [part[:count] for part in parts]
+        parts = [p[count:] or next(each, none) for p, each in zip(parts, members, strict=True)]
 
 
 def _check_same(

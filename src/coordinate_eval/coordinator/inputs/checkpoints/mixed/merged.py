@@ -5,7 +5,7 @@ A tensor is merged as PEFT's `merge_and_unload` does it: in float32, stored in t
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from coordinate_eval._format import brief
@@ -108,7 +108,7 @@ class Merged(Source):
                 f"does not adapt {brief(lacking)}, as it does in other layers of {where}. {_OTHER}"
             )
 
-    @property
+    @cached_property
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the type and the shape of each tensor by its name."""
         return {name: plan.tensor for name, plan in self._plans.items()}
@@ -129,17 +129,15 @@ class Merged(Source):
 
         A matrix that changes row by row is read by rows.
         """
-        plan, layout = self._plans[name], self._stored(name)
-        products = [
-            each for each in plan.changes if isinstance(each, Product) and not each.transposed
-        ]
-        if not (layout and len(layout.shape) == 2 and products == plan.changes):
+        layout = self._by_rows(name)
+        if layout is None:
             yield from super().parts(name, buffer)
             return
         import torch
 
         compute_on_one_thread()
         kind, columns = getattr(torch, layout.dtype), layout.shape[1]
+        products = (each for each in self._plans[name].changes if isinstance(each, Product))
         adding = [changes.adding(each, kind, self._own) for each in products]
         room = bytearray(changes.step(columns) * columns * kind.itemsize)
         start = 0
@@ -149,6 +147,19 @@ class Merged(Source):
                 add(rows, start)
             start += len(rows)
             yield from cut_to(buffer, block)
+
+    def held(self, name: str) -> int:
+        """Return the most bytes that `parts` of a tensor has in memory besides its buffer."""
+        layout = self._by_rows(name)
+        return super().held(name) if layout is None else layout.placed().held
+
+    def _by_rows(self, name: str) -> Layout | None:
+        """Return where a matrix lies of which the adapter changes row by row; None if otherwise."""
+        layout = self._stored(name)
+        one_by_one = all(
+            isinstance(each, Product) and not each.transposed for each in self._plans[name].changes
+        )
+        return layout if layout and len(layout.shape) == 2 and one_by_one else None
 
     def layout(self, name: str) -> Layout | None:
         """Return where a tensor lies that the adapter leaves as it is, or has whole."""

@@ -5,6 +5,7 @@ Whatever else an adapter has is refused: vLLM would refuse it when GPUs are ther
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from coordinate_eval._format import brief
@@ -88,7 +89,7 @@ class Served(Source):
             "target_modules": modules,
         }
 
-    @property
+    @cached_property
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the type and the shape of each tensor by its name."""
         return {name: self._source.tensors[stored] for name, stored in self._names.items()}

@@ -6,7 +6,9 @@ nothing else. So what it needs is read of a file, and no more.
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from coordinate_eval._text_config import TextConfig
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import (
@@ -18,8 +20,10 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import (
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
     Source,
     bits,
+    blocks,
     copy,
-    cut_to,
+    cuts,
+    kind_of,
     put_together,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.names.patterns import Numbers
@@ -27,6 +31,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.names.recipes import Piece, 
 from coordinate_eval.records import names
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 OUTPUTS = ("lm_head.weight", "embed_out.weight")
@@ -58,7 +63,7 @@ class Renamed(Source):
         """Output layers that are there, and left out since they should be the embedding."""
         self._recipes = recipes
 
-    @property
+    @cached_property
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the type and the shape of each tensor by its name."""
         recipes = self._recipes.items()
@@ -80,18 +85,33 @@ class Renamed(Source):
         return reordered.contiguous()
 
     def parts(self, name: str, buffer: memoryview) -> Iterator[memoryview]:
-        """Yield the bytes of `read` in order, each time as many as a buffer has room for."""
+        """Yield the bytes of `read` in order, each time as many as a buffer has room for.
+
+        Rows that are reordered within heads are read by heads.
+        """
         recipe = self._recipes[name]
         layout = self._base(recipe)
         if layout is None or not recipe.reorders:
             yield from super().parts(name, buffer)
-            return
-        import numpy as np
+        elif recipe.transpose:
+            yield from _in_order(recipe.view(bits(layout)), buffer)
+        else:
+            import numpy as np
 
-        view = recipe.view(bits(layout))
-        made = np.empty(view.shape, view.dtype)
-        copy(made, view)
-        yield from cut_to(buffer, made.reshape(-1).view("u1").data)
+            head = max(1, recipe.tensor.bytes // recipe.heads)
+            room = memoryview(bytearray(head * max(1, len(buffer) // head)))
+            for block in blocks(layout, room):
+                some = replace(recipe, heads=len(block) // head)
+                rows = np.frombuffer(block, kind_of(layout)).reshape(-1, *recipe.base[1:])
+                yield from _in_order(some.view(rows), buffer)
+
+    def held(self, name: str) -> int:
+        """Return the most bytes that `parts` of a tensor has in memory besides its buffer."""
+        recipe = self._recipes[name]
+        layout = self._base(recipe)
+        if layout is None or not recipe.reorders:
+            return super().held(name)
+        return layout.placed().held + (recipe.tensor.bytes if recipe.transpose else 0)
 
     def layout(self, name: str) -> Layout | None:
         """Return where the elements of a tensor lie; None if their order is another."""
@@ -149,3 +169,14 @@ class Renamed(Source):
         for dimension, (start, length) in enumerate(zip(piece.begin, piece.shape, strict=True)):
             found = found.narrow(dimension, start, length)
         return found
+
+
+def _in_order(view: "np.ndarray[Any, Any]", buffer: memoryview) -> Iterator[memoryview]:
+    """Yield the bytes of an array in the order of its indices, each time as many as fit."""
+    import numpy as np
+
+    for begin, size in cuts(view.shape, len(buffer) // view.itemsize):
+        block = buffer[: math.prod(size) * view.itemsize]
+        end = map(sum, zip(begin, size, strict=True))
+        copy(np.frombuffer(block, view.dtype).reshape(size), view[tuple(map(slice, begin, end))])
+        yield block
