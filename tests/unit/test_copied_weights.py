@@ -15,6 +15,7 @@ from tests.staging import RANGE, checkpoint, staged
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
 from coordinate_eval.coordinator.workers.on_node import copying
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
+from coordinate_eval.coordinator.workers.signals import StopRequested
 from coordinate_eval.errors import CoordinateError, UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
@@ -50,7 +51,7 @@ def test_a_checkpoint_that_changes_meanwhile_is_refused(root: Path, source: Chec
                 file.write(b"more")
 
     with place.hold():
-        with pytest.raises(UserError, match="changed while it was copied"):
+        with pytest.raises(UserError, match="changed after it was submitted"):
             place.copy(source, overwrite)
         assert not place.folder.exists()
     assert list(root.iterdir()) == []
@@ -84,6 +85,45 @@ def test_a_torn_manifest_counts_as_none(root: Path, source: Checkpoint) -> None:
         assert not place.ready(source.identity)
         assert place.copy(source, lambda _: None)
         assert staged(place, source)
+
+
+def test_what_a_stopped_keeper_has_converted_waits_for_who_goes_on(
+    root: Path, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text('{"model_type": "made_up"}')
+    torch.save({f"w{n}": torch.full((300, 400), float(n)) for n in range(9)}, tmp_path / "x.pt")
+    source = checkpoints.inspect(tmp_path / "x.pt")
+    keeper, trial = (StagedWeights(str(root), "run", "node") for _ in range(2))
+
+    def stop(done: int) -> None:
+        if done:
+            raise StopRequested
+
+    with trial.hold():
+        with pytest.raises(StopRequested), keeper.hold():
+            keeper.copy(source, stop)
+        assert trial.begun()
+        assert not trial.ready(source.identity)
+        assert trial.copy(source)
+        assert trial.ready(source.identity)
+    assert list(root.iterdir()) == []
+    with pytest.raises(StopRequested), keeper.hold():
+        keeper.copy(source, stop)
+    assert list(root.iterdir()) == []
+
+
+def test_a_checkpoint_that_changed_since_the_call_is_refused_before_it_is_read(
+    root: Path, source: Checkpoint
+) -> None:
+    Path(source.weights[0]).write_bytes(b"of another step")
+    place = StagedWeights(str(root), "run", "node")
+    seen: list[int] = []
+    with place.hold(), pytest.raises(UserError, match="changed"):
+        place.copy(source, seen.append)
+    assert seen == []
+    assert list(root.iterdir()) == []
 
 
 @pytest.fixture

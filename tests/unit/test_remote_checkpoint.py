@@ -89,7 +89,7 @@ def test_an_object_that_changed_is_refused(folder: Path, found: Checkpoint, root
     Shelf.before = change
     for _ in range(2):  # while it is copied, and before
         with place.hold():
-            with pytest.raises(UserError, match="changed while it was copied"):
+            with pytest.raises(UserError, match="changed after it was submitted"):
                 place.copy(found)
             assert not place.folder.exists()
     Shelf().rm(name)

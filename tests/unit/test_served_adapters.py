@@ -171,7 +171,7 @@ def test_an_adapter_that_changed_or_is_not_finite_is_not_served(base: Path, tmp_
             pass
         shutil.copy(before, weights_file)
         with (
-            pytest.raises(UserError, match="changed while it was copied"),
+            pytest.raises(UserError, match="changed after it was submitted"),
             adapter_files(weights, lease.leased(run)),
         ):
             pass

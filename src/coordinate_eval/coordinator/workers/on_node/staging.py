@@ -156,7 +156,7 @@ class StagedWeights:
             began = time.monotonic()
             try:
                 linked = _copy_all(source, self._part, self.folder, report, most_bytes)
-            except BaseException as error:
+            except Exception as error:
                 shutil.rmtree(self.folder, ignore_errors=True)
                 if not isinstance(error, OSError):
                     raise
@@ -225,8 +225,7 @@ def _copy_all(
     whether the weights are only linked, since they are larger than `most_bytes`, or than the room
     that there is, which is said in the log.
     """
-    if source.remote:
-        _check_unchanged(source)
+    _check_unchanged(source)
     clean_files.copy(source.files, folder)
     linked = False
     if source.converted:
@@ -278,7 +277,7 @@ def _check_unchanged(source: Checkpoint) -> None:
     if not checkpoints.unchanged(source):
         _check_there(source)
         raise UserError(
-            f"checkpoint {source.path} changed while it was copied; "
+            f"checkpoint {source.path} changed after it was submitted; "
             "submit it again when it is completely saved"
         )
 
