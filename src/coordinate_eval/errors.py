@@ -5,6 +5,7 @@ CoordinateError
 │   ├── DataMissing      data that would have to be downloaded, and cannot be from here
 │   ├── ForeignError     a file or folder that another user owns or can write
 │   ├── Unfinished       a checkpoint that may still be being written; try again later
+│   ├── StoreSilent      an object store gave no usable answer; try again later
 │   ├── PlaceGone        what jobs are to run in is not there for this user, and never will be
 │   ├── RunExists        another process has made the run meanwhile
 │   └── WeightsRefused   weights that no node can use, whoever converts them
@@ -21,8 +22,8 @@ CoordinateError
 ├── ServerSilent         a server gave no usable answer; it may later
 └── RecordError          a file of a run directory is missing, torn or of another version
 
-The command's exit status is 2 for UserError and SubmitRefused, 3 for ClusterSilent, SubmitLater and
-Unfinished, and 1 for all others.
+The command's exit status is 2 for UserError and SubmitRefused, 3 for ClusterSilent, SubmitLater,
+Unfinished and StoreSilent, and 1 for all others.
 """
 
 from collections.abc import Iterator
@@ -43,6 +44,12 @@ class UserError(CoordinateError):
 
 class Unfinished(UserError):
     """A checkpoint that cannot be used as it is, and has just been changed."""
+
+    exit_status = 3
+
+
+class StoreSilent(UserError):
+    """An object store gave no usable answer. It may later, if its address is right."""
 
     exit_status = 3
 

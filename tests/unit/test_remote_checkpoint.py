@@ -6,12 +6,13 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
 from tests.stores import Shelf, new_shelf, put
 from tests.tiny import sharded, tiny_model
 
-from coordinate_eval.coordinator.inputs.checkpoints import kept_files, remote
+from coordinate_eval.coordinator.inputs.checkpoints import kept_files, remote, store
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect, named
 from coordinate_eval.coordinator.inputs.checkpoints.mixed import adapter
 from coordinate_eval.coordinator.inputs.checkpoints.mixed.average import members, up_to
@@ -20,7 +21,7 @@ from coordinate_eval.coordinator.inputs.folders import check_new, check_writable
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.workers.on_node import fetching
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import StoreSilent, UserError
 from coordinate_eval.records import Checkpoint
 
 URL = "shelf://bucket/a run's 'best'/step-1000"
@@ -343,3 +344,49 @@ def test_what_torch_saved_is_read_in_ranges(folder: Path, tmp_path: Path, root: 
             made.append(staged(place))
     assert made[0] == made[1]
     assert json.loads(made[0]["config.json"])
+
+
+def test_a_store_that_does_not_answer_is_said_and_asked_no_more() -> None:
+    silent = Event()
+    with pytest.raises(StoreSilent, match=r"bucket/run cannot be read.*no answer.*Check the"):
+        store.ask("shelf://bucket/run", silent.wait, seconds=0.01)
+    silent.set()
+    with pytest.raises(StoreSilent, match=r"bucket/run cannot be read"):
+        remote.located("shelf://bucket/other").exists()
+    assert not Shelf.listed
+    remote.forget()
+    assert not remote.located("shelf://bucket/other").exists()
+
+
+def test_a_range_that_is_cut_short_once_is_asked_for_again(folder: Path, tmp_path: Path) -> None:
+    def fail(path: str, start: int) -> None:
+        Shelf.before = None
+        raise OSError("12 bytes came instead of 14")
+
+    Shelf.before = fail
+    assert inspect(put(folder, URL), cache=tmp_path)
+
+
+class _OfAzure(Exception):
+    status_code = 403
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("Forbidden: https://storage.googleapis.com/b/bucket/o"),
+        _OfAzure("This request is not authorized"),
+        RuntimeError("Unable to locate credentials"),
+    ],
+)
+def test_a_refusal_in_the_words_of_any_package_is_told_from_a_failure(error: Exception) -> None:
+    Shelf().pipe("shelf://bucket/run/a", b"content")
+
+    def fail(path: str, start: int) -> None:
+        raise error
+
+    Shelf.before = fail
+    with pytest.raises(UserError, match="with this user's credentials") as raised:
+        remote.fetch(remote.RemotePath("shelf:/bucket/run/a"), 0, 2)
+    assert not isinstance(raised.value, StoreSilent)
+    assert remote.located("shelf://bucket/run").exists()

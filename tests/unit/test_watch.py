@@ -15,7 +15,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.saved import Pattern
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.report.state import Phase
 from coordinate_eval.coordinator.run.starting import resumes
-from coordinate_eval.errors import ClusterSilent, UserError
+from coordinate_eval.errors import ClusterSilent, StoreSilent, UserError
 from coordinate_eval.records import Suite
 
 
@@ -187,6 +187,16 @@ def test_one_that_is_refused_stops_no_other_and_is_tried_three_times(
     (site.folder / "step-2" / "model.safetensors").touch()
     site.once()
     assert site.asked == ["step-1", "step-2"]
+
+
+def test_a_store_that_does_not_answer_is_asked_at_each_look(site: Site) -> None:
+    site.saves(1).wrong["step-1"] = StoreSilent("no answer within 10 s")
+    for _ in range(resumes.MOST_TRIES + 1):
+        site.once()
+        assert site.status == 2
+    del site.wrong["step-1"]
+    site.once()
+    assert site.asked == ["step-1"]
 
 
 def test_what_is_wrong_for_all_counts_for_none(site: Site) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from coordinate_eval.coordinator.cli import process
 from coordinate_eval.coordinator.cli.streams import printable_output
+from coordinate_eval.coordinator.inputs.checkpoints import store
 from coordinate_eval.coordinator.run.own import check_there, enter
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.workers.signals import end_with_parent_if_asked, signs_of_life
@@ -21,6 +22,7 @@ from coordinate_eval.errors import CoordinateError
 def main() -> None:
     """Run the command of a job. Another word may be a checkpoint, as for people."""
     if sys.argv[1] in COMMANDS:
+        store.be_patient()
         process.run(lambda args: sys.exit(call(args)), job=True)
     else:
         from coordinate_eval.coordinator.cli import app

@@ -2,8 +2,9 @@
 
 Exit status: 0 success; where scores are asked for, all of them exist. 1 the run ended without all
 results, or asking for it again was refused after repeated failures. 2 bad input or a refusal,
-nothing was submitted. 3 try again later: the scheduler did not answer, or a checkpoint that is to
-wait in the queue may still be being written. 130 interrupted, 143 terminated, 129 hung up.
+nothing was submitted. 3 try again later: the scheduler or an object store did not answer, or a
+checkpoint that is to wait in the queue may still be being written. 130 interrupted, 143 terminated,
+129 hung up.
 """
 
 import os

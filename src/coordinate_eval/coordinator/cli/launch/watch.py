@@ -55,6 +55,7 @@ from coordinate_eval.errors import (
     CoordinateError,
     ForeignError,
     RecordError,
+    StoreSilent,
     Unfinished,
     UserError,
 )
@@ -334,7 +335,8 @@ class Watch:
                 return False
             if each.saved.there():  # it may have been removed meanwhile
                 each.state, each.error = "refused", str(error)
-                if not self.dry:  # only tries to start it count
+                # Only tries to start it count, and not against a store that does not answer.
+                if not self.dry and not isinstance(error, StoreSilent):
                     self._refuse(each.saved, str(error))
                 name = quoted(each.saved.path)
                 words = str(error).replace(str(each.saved.path), name)

@@ -42,7 +42,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.model.quantized import quant
 from coordinate_eval.coordinator.inputs.checkpoints.names import mapping as mappings
 from coordinate_eval.coordinator.inputs.checkpoints.names.renamed import Renamed
 from coordinate_eval.coordinator.inputs.checkpoints.saved import step_of
-from coordinate_eval.errors import UserError
+from coordinate_eval.errors import StoreSilent, UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat, Made
 from coordinate_eval.records.names import TensorMapping
 
@@ -378,7 +378,7 @@ def is_deleted(names: Iterable[str]) -> bool:
             remote.located(name).lstat()
         except FileNotFoundError:
             return True
-        except OSError:
+        except (OSError, StoreSilent):
             return False
     return False
 

@@ -13,10 +13,8 @@ a checkpoint may hold anything.
 import contextlib
 import io
 import os
-import random
 import stat
-import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path, PosixPath
@@ -24,22 +22,8 @@ from typing import Any, Final, NamedTuple
 
 from coordinate_eval import _urls
 from coordinate_eval._format import brief
+from coordinate_eval.coordinator.inputs.checkpoints import store
 from coordinate_eval.errors import UserError
-
-_PACKAGES: Final = {
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "az": "adlfs",
-    "abfs": "adlfs",
-    "abfss": "adlfs",
-    "hdfs": "pyarrow",
-    "oci": "ocifs",
-    "oss": "ossfs",
-    "hf": "huggingface_hub",
-}
-"""The packages that give fsspec its protocols."""
 
 _TAGS: Final = ("ETag", "etag", "generation", "blob_id", "checksum")
 _TIMES: Final = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
@@ -57,12 +41,6 @@ REQUESTS: Final = 16
 MOST_NAMES: Final = 50_000
 """Most names directly in a folder that is listed, a thousand with each request: three times those
 of a checkpoint of 16,384 ranks."""
-
-_LIST_SECONDS: Final = 30  # for a listing whose pages are not counted
-
-_PAUSES: Final = (0.5, 2.0, 8.0, 30.0, 60.0)
-"""Seconds before a range is asked for again, half as long or half as long again by chance: nodes
-that a busy store has turned away come back one after another."""
 
 
 class _Entry(NamedTuple):
@@ -229,29 +207,12 @@ def forget() -> None:
     _asked.clear()
     _listings.clear()
     _heads.clear()
-    for store in _stores.values():
-        store.invalidate_cache()
+    store.forget()
 
 
 def fetch(path: RemotePath, start: int, stop: int) -> bytes:
-    """Return the bytes of an object from `start` up to `stop`. Ask again if the network fails.
-
-    Raises:
-        UserError: They cannot be read.
-    """
-    store, name = _store(str(path))
-    for pause in (*_PAUSES, None):
-        try:
-            found: bytes = store.cat_file(name, start=start, end=stop)
-            if len(found) == stop - start:
-                return found
-            error: Exception = OSError(f"{len(found):,} bytes came instead of {stop - start:,}")
-        except Exception as failed:
-            error = failed
-        if pause is None or isinstance(error, FileNotFoundError | PermissionError):
-            break
-        time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
-    raise _words(str(path), error) from error
+    """Return the bytes of an object from `start` up to `stop`, as `store.fetch` does."""
+    return store.fetch(str(path), start, stop)
 
 
 _FOLDER: Final = _Entry(is_folder=True, size=0, version="", changed=0.0)
@@ -260,8 +221,6 @@ _entries: dict[str, _Entry | None] = {}
 _asked: set[str] = set()  # folders about which a question was asked
 _listings: dict[str, dict[str, _Entry]] = {}
 _heads: dict[str, bytes] = {}
-_stores: dict[str, Any] = {}
-"""By bucket. Earlier versions of fsspec make one for each thread, with connections of its own."""
 
 
 def _entry(path: RemotePath) -> _Entry | None:
@@ -277,12 +236,10 @@ def _entry(path: RemotePath) -> _Entry | None:
         return _FOLDER
     if path.parent.is_absolute():  # buckets are in no folder
         _asked.add(above)
-    with _translated(url):
-        try:
-            store, name = _store(url)
-            _entries[url] = _of(store.info(name))
-        except FileNotFoundError:
-            _entries[url] = None
+    try:
+        _entries[url] = _of(store.info(url))
+    except FileNotFoundError:
+        _entries[url] = None
     return _entries[url]
 
 
@@ -294,37 +251,16 @@ def _listed(url: str) -> dict[str, _Entry]:
     """
     if url not in _listings:
         names: dict[str, _Entry] = {}
-        with _translated(url), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            store, folder = _store(url)
-            own = folder.rstrip("/")
-            for each in _told(store, own):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            own = store.name_of(url).rstrip("/")
+            for told, each in enumerate(store.listed(url)):
                 # A store may have an object of the folder's own name, for an empty folder.
                 if (name := each["name"].rstrip("/")) != own:
                     names[name.rpartition("/")[2]] = _of(each)
-                if len(names) > MOST_NAMES:
+                if told > MOST_NAMES:
                     raise _too_many(url)
         _listings[url] = names
     return _listings[url]
-
-
-def _told(store: Any, folder: str) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - of fsspec
-    """Yield what a store tells of the names in a folder: of S3, page by page."""
-    if not hasattr(store, "call_s3"):
-        # Of file systems with an event loop, `timeout` is an argument of fsspec's own wrapper.
-        limit = {"timeout": _LIST_SECONDS} if store.async_impl else {}
-        yield from store.ls(folder, detail=True, **limit)
-        return
-    bucket, key, _ = store.split_path(folder)
-    asked = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", "Delimiter": "/"}
-    while True:
-        page = store.call_s3("list_objects_v2", **asked, **store.req_kw)
-        for each in page.get("CommonPrefixes", ()):
-            yield {"name": f"{bucket}/{each['Prefix']}", "type": "directory"}
-        for each in page.get("Contents", ()):
-            yield each | {"name": f"{bucket}/{each['Key']}", "size": each["Size"]}
-        if not page.get("IsTruncated"):
-            return
-        asked["ContinuationToken"] = page["NextContinuationToken"]
 
 
 def _too_many(url: str) -> UserError:
@@ -349,72 +285,3 @@ def _seconds(found: object) -> float:
     if isinstance(found, datetime):
         return found.timestamp()
     return float(found) if isinstance(found, int | float) else 0.0
-
-
-def _store(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL, and the name in it.
-
-    Raises:
-        FileNotFoundError: A name that a checkpoint has of another file leads out of the store.
-        UserError: The package of its protocol is not installed, or has no credentials.
-    """
-    if "://" not in url or _urls.CHAIN in url:  # fsspec would open a local file, unchecked
-        raise FileNotFoundError(2, "no such object", url)
-    scheme, _, place = url.partition("://")
-    root = f"{scheme}://{place.partition('/')[0]}"
-    with _translated(url):
-        if root not in _stores:
-            from fsspec.core import url_to_fs
-
-            _stores[root], _ = url_to_fs(root)
-    return _stores[root], _stores[root]._strip_protocol(url)  # as url_to_fs does
-
-
-@contextlib.contextmanager
-def _translated(url: str) -> Iterator[None]:
-    """Turn whatever a store's package raises into words; what is not there stays an OSError."""
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError, UserError):
-        raise
-    except Exception as error:
-        raise _words(url, error) from error
-
-
-def _words(url: str, error: Exception) -> UserError:
-    """Return words about an error of a store: what, where, and what to do."""
-    scheme = url.partition(":")[0]
-    kind, said = type(error).__name__, brief(_urls.masked(str(error)))
-    package = _PACKAGES.get(scheme, f"fsspec's package for {scheme}")
-    where = f"{url} cannot be read on {os.uname().nodename}"
-    if isinstance(error, ImportError):
-        extra = ": pip install 'coordinate-eval[remote]'" if package == "s3fs" else ""
-        return UserError(
-            f"{where}: {package} is not installed in this environment. Install it{extra}"
-        )
-    if isinstance(error, ValueError) and "rotocol" in str(error):
-        return UserError(
-            f"{where}: fsspec knows no protocol {scheme}. Check the path, or install the package "
-            "that has it"
-        )
-    if isinstance(error, TimeoutError) and not said:
-        return UserError(
-            f"{where}: it was not listed within {_LIST_SECONDS} s. Check that this machine reaches "
-            f"the store. If more than {MOST_NAMES:,} names are directly in it, give the folder of "
-            "one checkpoint"
-        )
-    if isinstance(error, FileNotFoundError):
-        return UserError(
-            f"{url} was deleted. Evaluate a later checkpoint, or have training keep its checkpoints"
-            " longer"
-        )
-    if isinstance(error, PermissionError) or "redential" in f"{kind} {said}":
-        return UserError(
-            f"{where} with this user's credentials ({said}). Give the credentials in the "
-            "environment of the jobs or in the store's own configuration of this user "
-            "(~/.aws/credentials, ~/.config/fsspec), and check that they may list and read it"
-        )
-    return UserError(
-        f"{where} ({kind}: {said}). Check the bucket's name, the store's address, and that this "
-        "machine reaches it"
-    )
