@@ -88,6 +88,7 @@ VARIANTS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
             "alpha_pattern": {
                 "k_proj": 3,
                 r".*\.layers\.0\.mlp\..*": 7,
+                r"layers\.[0-9]{1,2}\.mlp\.\w+": 6,
                 "^model.layers.1.self_attn.o_proj": 2,
             },
         },
@@ -105,6 +106,8 @@ VARIANTS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
         {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "input_layernorm"]},
     ),
     "tokens": (llama, {"target_modules": ["q_proj"], "trainable_token_indices": [1, 4, 59]}),
+    "tokens alone": (llama, {"token_indices": [1, 4, 59]}),
+    "tied, tokens alone": (lambda: llama(**_TIED), {"token_indices": [1, 4]}),
     "tokens of both": (
         llama,
         {
@@ -143,6 +146,8 @@ VARIANTS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "Conv1D": (gpt2, {"target_modules": ["c_attn", "c_proj"]}),
     "Conv1D, square": (gpt2, {"target_modules": [r"attn.c_proj"]}),
     "Conv1D, DoRA": (gpt2, {"target_modules": ["c_attn", "c_proj"], "use_dora": True}),
+    "Conv1D, square, beside Linear": (gpt2, {"target_modules": ["c_proj", "lm_head"]}),
+    "MiCA": (llama, {"target_modules": _ALL, "init_lora_weights": "mica"}),
     "experts apart": (mixtral, {"target_modules": ["q_proj", "w1", "w2", "w3"]}),
     "experts": (mixtral, _EXPERTS),
     "experts, one parameter": (
@@ -162,7 +167,8 @@ _ROUNDED = ("experts", "router")
 
 def _trained(model: Any, config: dict[str, Any]) -> Any:
     """Return a model with an adapter whose tensors are random."""
-    made = peft().get_peft_model(model, peft().LoraConfig(task_type="CAUSAL_LM", **config))
+    kind = peft().TrainableTokensConfig if "token_indices" in config else peft().LoraConfig
+    made = peft().get_peft_model(model, kind(task_type="CAUSAL_LM", **config))
     torch.manual_seed(1)
     for name, parameter in made.named_parameters():
         if any(word in name for word in ("lora_", "modules_to_save", "trainable_tokens", "bias")):
@@ -178,6 +184,7 @@ def save(folder: Path, model: Any, config: dict[str, Any], dtype: Any, resize: i
         model.to(dtype).save_pretrained(base)
         if resize:
             model.resize_token_embeddings(resize)
+            model.name_or_path = str(base)  # PEFT compares the sizes of both
         _trained(model, config).save_pretrained(adapter)
         again = type(model).from_pretrained(base, dtype=dtype)
         if resize:
@@ -238,9 +245,36 @@ def test_an_adapter_is_merged_as_peft_merges_it(tmp_path: Path, variant: str, dt
     assert merged.adapted(before)["tie_word_embeddings"] == after["tie_word_embeddings"]
 
 
+def test_a_square_matrix_lies_as_the_base_has_it_whatever_the_config_says(tmp_path: Path) -> None:
+    save(tmp_path, llama(), {"target_modules": ["o_proj"]}, torch.bfloat16)
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "fan_in_fan_out": True}))
+
+    assert not differ(merge(tmp_path), files.load_file(tmp_path / "merged" / "model.safetensors"))
+
+
+def test_rows_of_new_tokens_are_those_of_the_larger_embedding(tmp_path: Path) -> None:
+    config = {"target_modules": ["q_proj"], "trainable_token_indices": [60, 61]}
+    save(tmp_path, llama(), config, torch.bfloat16, resize=64)
+
+    assert not differ(merge(tmp_path), files.load_file(tmp_path / "merged" / "model.safetensors"))
+
+
 @pytest.mark.parametrize("tied", [False, True])
-def test_new_tokens_make_the_vocabulary_larger(tmp_path: Path, tied: bool) -> None:
-    config = {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"modules_to_save": ["embed_tokens", "lm_head"]},
+        {"modules_to_save": ["embed_tokens"]},
+        {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+        {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},
+        {},
+    ],
+)
+def test_new_tokens_make_the_vocabulary_larger(
+    tmp_path: Path, tied: bool, config: dict[str, Any]
+) -> None:
+    config = {"target_modules": ["q_proj"], **config}
     save(tmp_path, llama(tie_word_embeddings=tied), config, torch.bfloat16, resize=64)
     merged = merge(tmp_path)
 
@@ -335,6 +369,11 @@ def test_names_of_tensors_may_begin_otherwise_than_those_of_modules(tmp_path: Pa
             {"trainable_token_indices": [1, 6]},
             "2 tokens",
         ),
+        (
+            _lora("model.layers.0.self_attn.q_proj", 8, 4, rank=3),
+            {"rank_pattern": {"k_proj": 4}},
+            "config.json is of another adapter.*rank 2, and .*q_proj has rank 3",
+        ),
     ],
 )
 def test_an_adapter_of_another_base_is_refused_with_what_differs(
@@ -357,16 +396,18 @@ def test_a_quantized_base_is_refused(tmp_path: Path) -> None:
     ("config", "words"),
     [
         ({"peft_type": "IA3"}, "IA3"),
-        ({"peft_type": "PROMPT_TUNING"}, "PROMPT_TUNING"),
+        ({"peft_type": "PROMPT_TUNING"}, "PROMPT_TUNING.*changes no weights"),
         ({"peft_type": "LOHA"}, "LOHA"),
         ({"peft_type": None}, "no peft_type"),
-        ({"alora_invocation_tokens": [1]}, "Activated LoRA"),
+        ({"alora_invocation_tokens": [1]}, "Activated LoRA.*changes no weights"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
         ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4"),
         ({"init_lora_weights": "loftq"}, "loftq"),
         ({"lora_alpha": "8"}, "lora_alpha"),
         ({"alpha_pattern": {"(a*)*b": 1}}, "alpha_pattern"),
         ({"alpha_pattern": {".*a.*b.*c": 1}}, "alpha_pattern"),
+        ({"alpha_pattern": {r"a{9,3}": 1}}, "alpha_pattern"),
+        ({"alpha_pattern": {r"(a+|b)": 1}}, "alpha_pattern"),
     ],
 )
 def test_what_is_not_merged_is_refused_by_its_name(

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -402,6 +403,53 @@ def test_a_checkpoint_twice_in_an_average_is_refused(steps: list[Path], tmp_path
     (tmp_path / "latest").symlink_to(steps[0])
     with pytest.raises(UserError, match=r"step-800 is in the average twice.*weight"):
         inspect(members([steps[0], steps[1], tmp_path / "latest"], None))
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda name: f"module._orig_mod.{name}",
+        lambda name: name.replace(".layers.0.", ".layers.0._fsdp_wrapped_module."),
+        lambda name: re.sub(r"(lora_[AB])|(lm_head)", r"\1\2.policy", name).replace(
+            "lm_head.", "lm_head.modules_to_save."
+        ),
+    ],
+)
+def test_names_of_an_adapter_may_have_those_of_wrappers_and_its_own(
+    adapter: Path, tmp_path: Path, wrapped: Callable[[str], str]
+) -> None:
+    copy = shutil.copytree(adapter, tmp_path / "adapter")
+    state = files.load_file(copy / "adapter_model.safetensors")
+    files.save_file({wrapped(n): t for n, t in state.items()}, copy / "adapter_model.safetensors")
+
+    expected = tensors(adapter.with_name("adapter-merged"))
+    merged = reading.source(inspect(copy))
+    assert merged.tensors.keys() == expected.keys()
+    assert all(torch.equal(merged.read(name), expected[name]) for name in expected)
+
+
+def test_an_adapter_counts_before_what_accelerate_saves_of_fsdp(
+    adapter: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(adapter, tmp_path / "adapter")
+    torch.save(files.load_file(copy / "adapter_model.safetensors"), copy / "pytorch_model_fsdp.bin")
+    assert inspect(copy).format is CheckpointFormat.ADAPTER
+    (copy / "pytorch_model_fsdp.bin").rename(copy / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"has no config\.json"):  # it may be a whole model
+        inspect(copy)
+
+
+@pytest.mark.parametrize("shape", [(0,), (16,)])
+def test_an_adapter_whose_parts_zero_did_not_gather_is_refused(
+    adapter: Path, tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    copy = shutil.copytree(adapter, tmp_path / "adapter")
+    state = files.load_file(copy / "adapter_model.safetensors")
+    files.save_file(
+        {name: torch.zeros(shape) for name in state}, copy / "adapter_model.safetensors"
+    )
+    with pytest.raises(UserError, match=r"of the shape \[\d+\]: ZeRO 3 and FSDP.*not gathered"):
+        inspect(copy)
 
 
 def test_two_adapters_in_one_file_are_refused(steps: list[Path], tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def find_weights(place: Path) -> tuple[list[Path], CheckpointFormat, list[Path]]
     names = [place.name] if place.is_file() else sorted(entry.name for entry in place.iterdir())
     words, parts = unread.recognized(place, names)
     found = _found(place, names, parts)
-    if found is None and (own := adapter.find(place)):
+    if (found is None or _is_state(found[0][0])) and (own := adapter.find(place)):
         return own, CheckpointFormat.ADAPTER, []
     last = unread.last(place, names)
     if last and last.is_dir() and (found is None or _is_hull(*found)):
@@ -130,6 +130,11 @@ def _of_other_names(place: Path, names: Sequence[str], parts: Collection[str]) -
     """Return the safetensors that may hold a whole model, whatever they are called."""
     files = torch_file.candidates(place, names, parts, {safetensors_file.SUFFIX})
     return [file for file in files if not safetensors_file.is_part(file.name)]
+
+
+def _is_state(file: Path) -> bool:
+    """Return whether a file is of what accelerate saves with FSDP to go on from."""
+    return any(name.startswith("pytorch_model_fsdp") for name in (file.name, file.parent.name))
 
 
 def _is_hull(weights: Sequence[Path], kind: CheckpointFormat, extra: Sequence[Path]) -> bool:

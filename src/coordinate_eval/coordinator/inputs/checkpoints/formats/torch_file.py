@@ -13,7 +13,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from coordinate_eval import _format
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
@@ -59,11 +59,12 @@ _DAMAGED = (
 )
 
 
-# Names that torch.compile, FSDP and activation checkpointing insert. No module is named so.
-_WRAPPERS = re.compile(
+WRAPPERS: Final = re.compile(
     r"(?:^|(?<=\.))"
     r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
 )
+"""Names that torch.compile, FSDP and activation checkpointing insert. No module is named so."""
+
 # First parts of names in models of Hugging Face, which the name of an attribute may precede.
 _MOST_BESIDE = 0.1  # of tensors, such as counters and heads of losses, in a module that trains it
 _ROOTS = {"model", "lm_head", "transformer", "gpt_neox", "backbone", "embed_out"}
@@ -262,7 +263,7 @@ def own_names(names: Iterable[str]) -> dict[str, str]:
     Such as `module.`, or the attribute of a LightningModule in which the model is. What few tensors
     such a module has beside the model are left out.
     """
-    own = {name: _WRAPPERS.sub("", name) for name in names}
+    own = {name: WRAPPERS.sub("", name) for name in names}
     while prefix := _attribute(own.values()):
         own = {old: n.removeprefix(prefix) for old, n in own.items() if n.startswith(prefix)}
     return own

@@ -8,7 +8,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,7 @@ import platformdirs
 
 from coordinate_eval._format import brief
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
+from coordinate_eval.coordinator.inputs.checkpoints.formats import torch_file
 from coordinate_eval.errors import UserError
 
 CONFIG: Final = "adapter_config.json"
@@ -45,9 +46,20 @@ _NOT_MERGED = {
 }
 _CHANGES_BASE = re.compile(r"pissa|olora|corda|loftq|lora_ga", re.IGNORECASE)
 
-# A pattern of names may be anybody's. What these few forms make ends soon on any name.
-_PLAIN = re.compile(r"\^?(?:\.\*|\\d\+|\\\.|[\w.-]|\[[\w-]+\]|\([\w.|-]+\))+\$?")
-_MOST_STARS = 2
+_NEVER_MERGED = ("alora_invocation_tokens", "arrow_config")
+_NO_SUM = "It changes no weights of its base, so nothing merges it, and no engine here serves it"
+
+# Kinds that add to the inputs of layers, or choose among adapters at each token.
+_NO_WEIGHTS = re.compile(r"\w*PROMPT\w*|P_TUNING|PREFIX_TUNING|CPT|CARTRIDGE|POLY|XLORA|SHADOW")
+
+# A pattern of names may be anybody's. What these few forms make ends soon on any name: an atom that
+# is no group is repeated, and a group has names alone.
+_PLAIN = re.compile(
+    r"\^?(?:(?:\\[dw.]|[\w.-]|\[[\w-]+\])(?:[*+?]|\{\d{1,2}(?:,\d{1,2})?\})?"
+    r"|\((?:\?:)?[\w.|-]+\))+\$?"
+)
+_REPEATS = re.compile(r"[*+?}]")
+_MOST_REPEATS = 2
 
 _LAYER = re.compile(r"(?<=\.)\d{1,6}(?=\.)")
 _PREFIX = "base_model.model."
@@ -55,7 +67,7 @@ _PRODUCT = re.compile(r"(.+)\.lora_([AB])(?:\.(?!weight$|bias$)[^.]+)?\.(weight|
 _EMBEDDING = re.compile(r"(.+)\.lora_embedding_([AB])(?:\.[^.]+)?", re.DOTALL)
 _MAGNITUDE = re.compile(r"(.+)\.lora_magnitude_vector(?:\.[^.]+)?(?:\.weight)?", re.DOTALL)
 _TOKENS = re.compile(r"(.+?)(?:\.token_adapter)?\.trainable_tokens_delta(?:\.[^.]+)?", re.DOTALL)
-_INSIDE = re.compile(r"\.(?:base_layer|modules_to_save(?:\.default)?)(?=\.)")
+_INSIDE = re.compile(r"\.(?:(?:token_adapter\.)?base_layer|modules_to_save(?:\.[^.]+)?)(?=\.)")
 
 
 class AdapterConfig:
@@ -72,14 +84,19 @@ class AdapterConfig:
         kind = given.get("peft_type")
         if kind is None:
             raise UserError(f"{file} has no peft_type, so it is no config of PEFT. Save it again")
-        if kind != "LORA":
-            raise self._refuse(f"an adapter of the kind {brief(str(kind))}")
+        if kind not in ("LORA", "TRAINABLE_TOKENS"):
+            advice = _NO_SUM if _NO_WEIGHTS.fullmatch(str(kind)) else MERGE
+            raise self._refuse(f"an adapter of the kind {brief(str(kind))}", advice)
         for key, words in _NOT_MERGED.items():
             if given.get(key) or given.get(key) == []:
-                raise self._refuse(words)
+                raise self._refuse(words, _NO_SUM if key in _NEVER_MERGED else MERGE)
         begun = given.get("init_lora_weights")
         if isinstance(begun, str) and _CHANGES_BASE.match(begun):
             raise self._refuse(f"begun with {begun}, which changes the base before training")
+        self.rounds = begun == "mica"
+        """The products get the type of the base before they are added."""
+        ranks = given.get("rank_pattern") or {}
+        self._ranks = [given.get("r"), *(ranks.values() if isinstance(ranks, dict) else ())]
         self._alpha = self._number(given.get("lora_alpha", 8), "lora_alpha")
         patterns = given.get("alpha_pattern") or {}
         if not isinstance(patterns, dict):
@@ -88,7 +105,6 @@ class AdapterConfig:
             (self._pattern(key), self._number(value, "alpha_pattern"))
             for key, value in patterns.items()
         ]
-        self.fan_in_fan_out = given.get("fan_in_fan_out") is True
         self.keeps_ties = given.get("ensure_weight_tying") is True
 
     @property
@@ -104,7 +120,17 @@ class AdapterConfig:
         return Path(revision).name if isinstance(revision, str) and revision else "main"
 
     def scale(self, module: str, rank: int) -> float:
-        """Return what the product of a module's factors is multiplied by."""
+        """Return what the product of a module's factors is multiplied by.
+
+        Raises:
+            UserError: The config is of factors of other ranks, so its scales are, too.
+        """
+        if self._ranks[0] is not None and rank not in self._ranks:
+            raise UserError(
+                f"{self.file} is of another adapter than the weights beside it: it says rank "
+                f"{brief(str(self._ranks[0]))}, and {brief(module)} has rank {rank}. Copy the "
+                "config that was saved with these weights"
+            )
         told = (alpha for pattern, alpha in self._alphas if pattern.match(module))
         alpha = next(told, self._alpha)
         rooted = self._given.get("use_rslora") is True
@@ -147,7 +173,7 @@ class AdapterConfig:
 
     def tokens(self, module: str) -> list[int]:
         """Return the tokens of an embedding whose rows were trained."""
-        told = self._given.get("trainable_token_indices")
+        told = self._given.get("trainable_token_indices", self._given.get("token_indices"))
         if isinstance(told, dict):
             told = next((told[key] for key in told if _is_one_of(module, [key])), None)
         if not isinstance(told, list) or not all(type(each) is int for each in told):
@@ -158,8 +184,8 @@ class AdapterConfig:
         found = self._given.get(key)
         return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
 
-    def _refuse(self, what: str) -> UserError:
-        return UserError(f"{self.file.parent} is {what}, and is not merged here. {MERGE}")
+    def _refuse(self, what: str, advice: str = MERGE) -> UserError:
+        return UserError(f"{self.file.parent} is {what}, and is not merged here. {advice}")
 
     def _number(self, value: object, key: str) -> float:
         if (
@@ -171,12 +197,13 @@ class AdapterConfig:
         return value
 
     def _pattern(self, text: str) -> "re.Pattern[str]":
-        if not _PLAIN.fullmatch(text) or text.count("*") + text.count("+") > _MOST_STARS:
-            raise UserError(
-                f"{self.file}: alpha_pattern has {brief(text)}, which is more than a name of a "
-                f"module with .* or \\d+ in it. {MERGE}"
-            )
-        return re.compile(rf"(?:.*\.)?(?:{text})$", re.DOTALL)
+        with contextlib.suppress(re.error):
+            if _PLAIN.fullmatch(text) and len(_REPEATS.findall(text)) <= _MOST_REPEATS:
+                return re.compile(rf"(?:.*\.)?(?:{text})$", re.DOTALL)
+        raise UserError(
+            f"{self.file}: alpha_pattern has {brief(text)}, which is more than a name of a "
+            f"module with at most {_MOST_REPEATS} of .* or \\d+ in it. {MERGE}"
+        )
 
 
 def find(place: Path) -> list[Path] | None:
@@ -244,7 +271,7 @@ class Factors(dict[str, str]):
 class Found:
     """The tensors of an adapter, by what they are for. Modules have the names of the model."""
 
-    def __init__(self, names: Iterable[str], place: Path) -> None:
+    def __init__(self, names: Collection[str], place: Path) -> None:
         """Sort the names.
 
         Raises:
@@ -257,7 +284,8 @@ class Found:
         self.whole: dict[str, str] = {}
         """Tensors that take the place of the base's, by their names there."""
         for stored in names:
-            name = stored.removeprefix(_PREFIX)
+            name = torch_file.WRAPPERS.sub("", stored).removeprefix("module.")
+            name = name.removeprefix(_PREFIX)
             if found := _PRODUCT.fullmatch(name):
                 key = "bias" if found[3] == "bias" else found[2]
                 self._put(self._factors(found[1]), key, stored, place)
@@ -274,6 +302,8 @@ class Found:
                     f"{place} has tensors of an adapter of a kind that is not merged here, such "
                     f"as {brief(stored)}. {MERGE}"
                 )
+            elif ".modules_to_save." in name and stored.replace(".modules_to_save", "") in names:
+                pass  # PEFT saves embeddings of another size twice: the module, and its wrapper
             elif ".original_module." not in name:
                 self._put(self.whole, _INSIDE.sub("", name), stored, place)
         if not (self.products or self.rows or self.whole):

@@ -40,6 +40,9 @@ _PARTS = {
 }
 
 
+_CONV1D = ("c_attn", "c_fc", "c_proj")  # the modules of GPT-2 that may be Conv1D
+
+
 @dataclass
 class _Plan:
     """The changes of an adapter to one tensor."""
@@ -93,6 +96,7 @@ class Merged(Source):
             if not (self._tied and is_output(name))  # engines leave it out, if it is there
         }
         found = Found(adapter.tensors, self._place)
+        self._check_gathered()
         self._named = Names(self._plans, self._wanted(found))
         self._untie(found)
         for name, stored in sorted(found.whole.items()):
@@ -190,6 +194,16 @@ class Merged(Source):
         inner = {k: changed(v) if isinstance(v, dict) else v for k, v in config.items()}
         return {**changed(inner), **({"tie_word_embeddings": False} if self._untied else {})}
 
+    def _check_gathered(self) -> None:
+        """Refuse what ZeRO 3 and FSDP save of an adapter if its parts are not gathered."""
+        for name, (_, shape) in self._adapter.tensors.items():
+            if 0 in shape or (len(shape) == 1 and ".lora_A." in name):
+                raise self._refuse(
+                    f"has {brief(name)} of the shape {list(shape)}: ZeRO 3 and FSDP save so where "
+                    "the weights are not gathered. Save it again with the trainer's save_model, or "
+                    "with stage3_gather_16bit_weights_on_model_save"
+                )
+
     def _wanted(self, found: Found) -> list[str]:
         """Return tensors of the base that the adapter is for, by the names of modules."""
         inner = [f"{module}.weight" for module in (*found.products, *found.rows)]
@@ -261,7 +275,7 @@ class Merged(Source):
         magnitude = factors.get("magnitude", "")
         if magnitude and self._adapter.tensors[magnitude].shape not in ((rows,), (1, rows)):
             raise self._refuse(f"has {brief(magnitude)} for other than {rows:,} rows")
-        turned = factors.embedding or self._config.fan_in_fan_out
+        turned = factors.embedding or self._is_conv1d(name)
         scale = self._config.scale(module, rank)
         plan.changes.append(
             Product(
@@ -269,7 +283,7 @@ class Merged(Source):
                 factors["B"],
                 scale,
                 magnitude=magnitude,
-                rounded=factors.embedding or "weight" in named,
+                rounded=factors.embedding or "weight" in named or self._config.rounds,
                 transposed=shape != (rows, columns) or (rows == columns and turned),
             )
         )
@@ -376,6 +390,18 @@ class Merged(Source):
         if both is None or down is None:
             return False
         return both.tensor.shape[-1] == 2 * down.tensor.shape[-2]
+
+    def _is_conv1d(self, name: str) -> bool:
+        """Return whether a square matrix is of GPT-2's Conv1D, stored with its inputs first.
+
+        What is thrice as wide tells. A config's `fan_in_fan_out` is that of the last module.
+        """
+        inner = name.rpartition(".")[0].rpartition(".")[2]
+        return inner in _CONV1D and any(
+            each.endswith("attn.c_attn.weight") and shape == (shape[0], 3 * shape[0])
+            for each, (_, shape) in self._base.tensors.items()
+            if shape
+        )
 
     def _matrices(self, module: str, factors: Factors) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the shapes of both factors.
