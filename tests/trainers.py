@@ -35,6 +35,8 @@ CONFIGS: Final[Mapping[str, dict[str, Any]]] = {
     "qwen3_moe": {**_SIZES, "num_experts": 4, "moe_intermediate_size": 24},
     "gpt_oss": {**_SIZES, "num_local_experts": 4, "num_experts_per_tok": 2},
     "olmo2": _SIZES,
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _SIZES),
+    "phi3": {**_SIZES, "pad_token_id": 0},
     "gpt_neox": {k: v for k, v in _SIZES.items() if k not in ("num_key_value_heads", "head_dim")},
     "deepseek_v3": {
         **_SIZES, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16,
@@ -234,9 +236,14 @@ def litgpt(state: State, config: Mapping[str, Any], *, early: bool = False) -> S
             heads = config["num_attention_heads"]
             view = tensor.reshape(heads, 3, -1, *tensor.shape[1:])
             tensor = torch.cat([view[:, n].reshape(-1, *tensor.shape[1:]) for n in range(3)])
-        late = kind == "olmo2"
+        late = kind in ("olmo2", "gemma2", "gemma3_text")
+        if "gate_up_proj" in rest:
+            made[f"{prefix}mlp.fc_1.weight"], made[f"{prefix}mlp.fc_2.weight"] = tensor.chunk(2)
+            continue
         rest = _swap(
             rest,
+            ("self_attn.qkv_proj", qkv),
+            ("pre_feedforward_layernorm", "norm_2"),
             ("self_attn.o_proj", "attn.proj"),
             ("self_attn.q_norm", "attn.norm_q"),
             ("self_attn.k_norm", "attn.norm_k"),
@@ -270,6 +277,8 @@ def litgpt(state: State, config: Mapping[str, Any], *, early: bool = False) -> S
 
 def gpt_neox(state: State, config: Mapping[str, Any]) -> State:
     """Weights as GPT-NeoX has them, in one process."""
+    if config["model_type"] != "gpt_neox":
+        return _gpt_neox_of_llama(state, config)
     made: State = {}
     last = config["num_hidden_layers"]
     for name, tensor in state.items():
@@ -286,6 +295,36 @@ def gpt_neox(state: State, config: Mapping[str, Any]) -> State:
             ("lm_head", f"sequential.{last + 4}.final_linear"),
         )
         made[rest] = tensor
+    return made
+
+
+def _gpt_neox_of_llama(state: State, config: Mapping[str, Any]) -> State:
+    """Weights of a Llama as GPT-NeoX has them since its MLPs have linear1 and linear2."""
+    torch: Any = importlib.import_module("torch")
+    last, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    made: State = {
+        "sequential.0.word_embeddings.weight": state["model.embed_tokens.weight"],
+        f"sequential.{last + 3}.norm.scale": state["model.norm.weight"],
+        f"sequential.{last + 4}.final_linear.weight": state["lm_head.weight"],
+    }
+    for layer in range(last):
+        old, new = f"model.layers.{layer}.", f"sequential.{layer + 2}."
+        qkv = [state[f"{old}self_attn.{each}_proj.weight"] for each in "qkv"]
+        alike = config["num_key_value_heads"] == heads
+        made |= {
+            f"{new}attention.query_key_value.weight": groups(qkv, heads)
+            if alike
+            else torch.cat(qkv),
+            f"{new}attention.dense.weight": state[f"{old}self_attn.o_proj.weight"],
+            f"{new}mlp.linear1.weight": torch.cat(
+                [state[f"{old}mlp.up_proj.weight"], state[f"{old}mlp.gate_proj.weight"]]
+            ),
+            f"{new}mlp.linear2.weight": state[f"{old}mlp.down_proj.weight"],
+            **{
+                f"{new}{norm}.scale": state[f"{old}{norm}.weight"]
+                for norm in ("input_layernorm", "post_attention_layernorm")
+            },
+        }
     return made
 
 

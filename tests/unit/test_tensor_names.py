@@ -36,7 +36,8 @@ CASES = [
     *(("olmo_core", k) for k in ("olmo2", "llama", "qwen3")),
     *((t, k) for t in ("litgpt", "litgpt, early") for k in
       (*LLAMAS, "mixtral", "olmo2", "gpt_neox")),
-    ("gpt_neox", "gpt_neox"),
+    *(("litgpt", k) for k in ("gemma", "gemma2", "gemma3_text", "phi3")),
+    *(("gpt_neox", k) for k in ("gpt_neox", "llama", "mistral")),
     *((t, k) for t in ("megatron", "megatron, local", "megatron, stacked", "megatron, single")
       for k in (*LLAMAS, "mixtral", "qwen3_moe", "deepseek_v3")),
 ]  # fmt: skip
@@ -167,6 +168,44 @@ def test_what_does_not_fit_is_refused_with_the_tensor(change: dict[str, Any], wo
         renamed(state, config)
 
 
+def test_gpt_neox_cuts_each_head_where_all_have_their_own_keys() -> None:
+    sizes = {**trainers.CONFIGS["llama"], "model_type": "llama", "num_key_value_heads": 4}
+    wanted = trainers.weights("llama") | {
+        f"model.layers.{layer}.self_attn.{each}_proj.weight": torch.randn(32, 32)
+        for layer in range(3)
+        for each in "kv"
+    }
+    config = text_config(sizes, Path("config.json"))
+    found = renamed(trainers.gpt_neox(dict(wanted), sizes), config)
+    assert all(torch.equal(found.read(name), tensor) for name, tensor in wanted.items())
+
+
+def test_halves_of_numbered_experts_and_joined_latent_projections_are_read() -> None:
+    for kind in ("mixtral", "deepseek_v3"):
+        config, wanted = config_of(kind), trainers.weights(kind)
+        state = trainers.megatron(dict(wanted), config.given)
+        for name in [name for name in state if ".experts.linear_fc1.weight" in name]:
+            whole = state.pop(name)
+            state[f"{name}_w"], state[f"{name}_v"] = whole.chunk(2)
+        for name in [name for name in state if "linear_q_down_proj" in name]:
+            other = name.replace("linear_q_down", "linear_kv_down")
+            joined = torch.cat([state.pop(name), state.pop(other)])
+            state[name.replace("linear_q_down", "linear_qkv_down")] = joined
+        found = renamed(state, config)
+        assert all(torch.equal(found.read(name), tensor) for name, tensor in wanted.items())
+
+
+def test_a_bias_of_routing_that_the_model_lacks_is_left_out_and_told_if_it_counts() -> None:
+    config = config_of("qwen3_moe")
+    state = trainers.torchtitan(trainers.weights("qwen3_moe"), config.given)
+    name = "layers.1.moe.expert_bias_E"
+    state[name] = torch.zeros(4)
+    assert renamed(state, config).tensors.keys() == trainers.weights("qwen3_moe").keys()
+    assert renamed(state, config).not_zero() == []
+    state[name][2] = 1e-3
+    assert renamed(state, config).not_zero() == [name]
+
+
 def test_a_missing_half_and_a_missing_expert_are_refused() -> None:
     state = trainers.megatron(trainers.weights("mixtral"), config_of("mixtral").given, "local")
     own = mapping.parse(
@@ -196,6 +235,7 @@ def test_a_missing_half_and_a_missing_expert_are_refused() -> None:
         ("names:\n  a: {from: b}", r"line 2: 'a' needs a name|line 2: a needs a name"),
         ("names:\n  a: {to: [b, c]}", "line 2: 2 names"),
         ("names:\n  a: {to: b, rotary: [1, 2]}", "line 2: rotary must be one number"),
+        ("names:\n  a: {to: b, zero: true}", "line 2: what is zero is left out"),
         ("names:\n  a: {to: b, turn: 1}", "line 2: unknown key 'turn'"),
         ("names:\n  a: b.<x|y>", "has \\* or words"),
         ("names:\n  a.<n>: {to: [b, c], parts: [1, 1]}", "cannot be stacked and cut"),

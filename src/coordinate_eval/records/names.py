@@ -24,6 +24,7 @@ class Rule(Record):
         default=[], description="heads whose rows are pairs, and become halves; 0: none"
     )
     rows: str = Field(default="", description="that are kept, of a padded vocabulary")
+    zero: bool = Field(default=False, description="it is left out, since all its numbers are 0")
 
     @property
     def kept(self) -> bool:

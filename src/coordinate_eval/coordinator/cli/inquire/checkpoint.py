@@ -201,7 +201,7 @@ def _check(report: _Report, found: Checkpoint, check_against: Path | None) -> No
     try:
         if why:
             raise UserError(why)
-        guard.check_tied(found, opened)
+        guard.check_left_out(found, opened)
         guard.check_finite(found.path, guard.not_finite(opened))
         if check_against:
             compared = against.check(found, check_against)

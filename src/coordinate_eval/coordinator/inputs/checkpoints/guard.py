@@ -364,16 +364,24 @@ def check_finite(path: str, found: Sequence[NotFinite]) -> None:
         )
 
 
-def check_tied(checkpoint: Checkpoint, source: Source) -> None:
-    """Check that an output layer that engines leave out is the embedding.
+def check_left_out(checkpoint: Checkpoint, source: Source) -> None:
+    """Check that tensors that are left out change nothing.
 
-    Of what is made of others, each of these is checked.
+    An output layer that engines leave out is the embedding, and what the model has not is zero. Of
+    what is made of others, each of these is checked.
 
     Raises:
-        WeightsRefused: It is another one.
+        WeightsRefused: One does.
     """
     for part in checkpoint.parts:
-        check_tied(part, reading.source(part))
+        check_left_out(part, reading.source(part))
+    if checkpoint.mapping and isinstance(source, Renamed) and (found := source.not_zero()):
+        raise WeightsRefused(
+            f"checkpoint {checkpoint.path}: {brief(found[0])} is not zero, and the model of its "
+            "config.json has no such tensor, so it would answer otherwise than in training. Give "
+            "the config.json of this model with --config; or leave the tensor out by a mapping of "
+            "your own, with --mapping"
+        )
     if checkpoint.parts or checkpoint.quantization:
         return
     if not ties_embeddings(*reading.text_config_of(checkpoint)):

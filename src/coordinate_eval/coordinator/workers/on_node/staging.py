@@ -237,7 +237,7 @@ def _copy_all(
         opened = reading.source(source)
         reading.write_config(opened, folder)
         needed = None if part[1] == 1 else pipeline.needed_of(source, opened.tensors, *part)
-        guard.check_tied(source, opened)
+        guard.check_left_out(source, opened)
         guard.check_finite(source.path, convert.write(opened, folder, report, needed))
     else:
         linked = _copy_or_link(source, part, folder, report, most_bytes)

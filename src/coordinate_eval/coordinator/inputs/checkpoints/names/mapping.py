@@ -24,7 +24,18 @@ from coordinate_eval.records.names import KEPT, Rule, TensorMapping
 
 _WHAT = "mapping"
 _KEYS = {"trainer", "models", "names", "names_of", "left_out", "kept"}
-_RULE = {"to", "with", "unflatten", "groups", "parts", "into", "transpose", "rotary", "rows"}
+_RULE = {
+    "to",
+    "with",
+    "unflatten",
+    "groups",
+    "parts",
+    "into",
+    "transpose",
+    "rotary",
+    "rows",
+    "zero",
+}
 _LEAST_RULES = 3  # that match names of a model
 _MOST_RULES = 2_000
 _MOST_LETTERS = 500
@@ -179,11 +190,10 @@ def parse(source: Source, name: str) -> Written:
     by_model = tree.get("names_of", {})
     if not isinstance(by_model, dict):
         raise wrong(tree.at("names_of"), "names_of must map types of models to names")
-    rules_of = {
-        kind: _rules(names, tree.at("names_of", kinds))
-        for kinds, names in by_model.items()
-        for kind in kinds.replace(",", " ").split()
-    }
+    rules_of: dict[str, list[Rule]] = {}
+    for kinds, names in by_model.items():
+        for kind in kinds.replace(",", " ").split():
+            rules_of.setdefault(kind, []).extend(_rules(names, tree.at("names_of", kinds)))
     return Written(name, trainer, models, rules, rules_of)
 
 
@@ -200,9 +210,9 @@ def _rule(pattern: str, value: Any, place: Place) -> Rule:  # noqa: ANN401 - a v
         raise wrong(place, f"{brief(pattern)} needs a name, a list of names, or a mapping with to")
     if isinstance(value, Located):
         only(value, _RULE, "a rule")
-    transpose = value.get("transpose", False)
-    if not isinstance(transpose, bool):
-        raise wrong(place, "transpose must be true or false")
+    for key in ("transpose", "zero"):
+        if not isinstance(value.get(key, False), bool):
+            raise wrong(place, f"{key} must be true or false")
     rule = Rule(
         source=[pattern, *_texts(value.get("with", []), place, "with")],
         to=_texts([] if value["to"] is None else value["to"], place, "to"),
@@ -210,9 +220,10 @@ def _rule(pattern: str, value: Any, place: Place) -> Rule:  # noqa: ANN401 - a v
         groups=_text(value.get("groups", 1), place, "groups"),
         parts=_texts(value.get("parts", []), place, "parts"),
         into=_text(value.get("into", 1), place, "into"),
-        transpose=transpose,
+        transpose=value.get("transpose", False),
         rotary=_texts(value.get("rotary", []), place, "rotary"),
         rows=_text(value.get("rows", ""), place, "rows"),
+        zero=value.get("zero", False),
     )
     _check_stars(rule.source, place)
     many, more = len(rule.source), len(rule.to)
@@ -224,6 +235,8 @@ def _rule(pattern: str, value: Any, place: Place) -> Rule:  # noqa: ANN401 - a v
         raise wrong(place, "several names (with) become one tensor, and are its parts themselves")
     if more > 1 and len(rule.parts) != more:
         raise wrong(place, f"{more} names (to) need {more} parts, in proportion, such as [1, 1]")
+    if rule.zero and rule.to:
+        raise wrong(place, "what is zero is left out: to must be null")
     if len(rule.rotary) not in (0, 1, more):
         raise wrong(place, f"rotary must be one number of heads, or {more}")
     return rule

@@ -192,7 +192,7 @@ class Numbers:
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
                 raise UserError(
                     f"mapping {self._trainer}: {brief(text)} is no number of the config: "
-                    "use its keys, heads, kv_heads, head_dim, experts, numbers, and + - * /"
+                    "use its keys, heads, kv_heads, head_dim, experts, numbers, + - * /, if == else"
                 ) from error
             if not 0 <= value <= _MOST:
                 raise UserError(f"mapping {self._trainer}: {brief(text)} is {value}")
@@ -213,6 +213,12 @@ class Numbers:
                         f"{self._config.file}"
                     )
                 return _OPERATIONS[type(op)](one, other)
+            case ast.IfExp(
+                test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]),
+                body=one,
+                orelse=two,
+            ):
+                return self._of(one if self._of(left) == self._of(right) else two)
         raise ValueError("unknown")
 
     def _named(self, name: str) -> int:

@@ -74,6 +74,8 @@ class Recipes:
         """Take the tensors of the trainer, a mapping, and the numbers of the model's config."""
         self._tensors, self._mapping, self._numbers = tensors, mapping, numbers
         self._recipes: dict[str, Recipe] = {}
+        self.zero: list[str] = []
+        """Tensors of the trainer that are left out, and should be zero."""
 
     def made(self) -> dict[str, Recipe]:
         """Return the recipe of each tensor, by the name of Hugging Face.
@@ -92,6 +94,7 @@ class Recipes:
         for name, member in matched.members.items():
             rule = self._mapping.rules[member.rule]
             if not rule.to:
+                self.zero += [name] * rule.zero
                 continue
             if rule.kept:
                 self._keep(name, own.get(name))

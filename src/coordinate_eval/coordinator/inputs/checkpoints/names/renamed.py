@@ -58,7 +58,9 @@ class Renamed(Source):
                 become the same, or their shapes are not those that the mapping expects.
         """
         self._source = source
-        recipes = Recipes(source.tensors, mapping, Numbers(config, mapping.trainer)).made()
+        work = Recipes(source.tensors, mapping, Numbers(config, mapping.trainer))
+        recipes = work.made()
+        self._zero = work.zero
         self.tied = tuple(name for name in OUTPUTS if tied and name in recipes)
         """Output layers that are there, and left out since they should be the embedding."""
         self._recipes = recipes
@@ -68,6 +70,10 @@ class Renamed(Source):
         """Return the type and the shape of each tensor by its name."""
         recipes = self._recipes.items()
         return {name: each.tensor for name, each in recipes if name not in self.tied}
+
+    def not_zero(self) -> list[str]:
+        """Return the tensors of the trainer that are left out as if they were zero, and are not."""
+        return [name for name in self._zero if self._source.read(name).any()]
 
     def read(self, name: str) -> "torch.Tensor":
         """Return a tensor, made of those of the trainer."""
