@@ -59,6 +59,11 @@ def jobs_of(run: Path) -> list[int]:
     return [pid for job in JOBS for pid in processes(job, str(run))]
 
 
+def holders(run: Path) -> list[int]:
+    """The processes that hold the weights of a run, or are about to."""
+    return [pid for job in ("_trial", "_keep") for pid in processes(job, str(run))]
+
+
 def test_asking_again_runs_nothing(
     user: Workspace, finished: Path, expected: dict[str, Any]
 ) -> None:
@@ -105,7 +110,7 @@ def test_what_is_killed_and_interrupted_loses_nothing(
     kill(killed)
     until(lambda: set(processes("_trial", str(run))) - {*killed}, "a trial that goes on", run)
     # Who holds the weights is killed, and who comes next has no time to hold them.
-    kill([pid for job in ("_trial", "_keep") for pid in processes(job, str(run))])
+    kill(holders(run))
     os.killpg(supervisor.pid, signal.SIGINT)
     _, err = supervisor.communicate(timeout=PATIENCE_SECONDS)
     assert supervisor.returncode == 130, err
@@ -116,9 +121,22 @@ def test_what_is_killed_and_interrupted_loses_nothing(
 
     supervisor = user.start("resume", run)
     until(lambda: processes("_trial", str(run)), "a trial", run)
+    kill(holders(run))
+    assert supervisor.stderr is not None
+    supervisor.stderr.close()  # as where a connection ends
+    supervisor.send_signal(signal.SIGHUP)
+    supervisor.wait(PATIENCE_SECONDS)
+    nothing_is_left(user, run)
+
+    supervisor = user.start("resume", run)
+    until(lambda: processes("_trial", str(run)), "a trial", run)
+    kill(holders(run))
     supervisor.kill()
     supervisor.communicate()
     until(lambda: not jobs_of(run), "an end of its jobs")
+    user.call("cancel", run)
+    nothing_is_left(user, run)
+
     pause.end()
     done = user.call(*asked(user, run, pause.args), "--json")
     assert json.loads(done.stdout)["results"] == expected
