@@ -170,6 +170,23 @@ def test_what_an_interrupted_removal_left_goes_the_next_time(
     assert notes.exists()
 
 
+def test_what_killed_processes_had_begun_to_write_goes_after_a_day(
+    tmp_path: Path, cluster: FakeCluster
+) -> None:
+    home, cache = tmp_path / "runs", tmp_path / "cache" / "requests-0"
+    settings = Settings(runs_dir=str(home), cache_dir=str(cache.parent))
+    stays = [home / ".of a user.tmp", cache / "key.jsonl", cache / ".key.0123456789abcde0.tmp"]
+    goes = [home / ".run.0123456789abcdef.tmp", cache / ".key.0123456789abcdef.tmp"]
+    (goes[0] / "prompts").mkdir(parents=True)
+    cache.mkdir(parents=True)
+    for path in (*stays, goes[1]):
+        path.touch()
+    for path in (*stays[:2], *goes):
+        os.utime(path, (time.time() - 90_000,) * 2)
+    prune(settings, None, 0, yes=True)
+    assert [path for path in (*stays, *goes) if path.exists()] == stays
+
+
 def test_a_run_that_changes_while_others_are_removed_stays(
     tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

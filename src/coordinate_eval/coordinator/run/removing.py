@@ -4,6 +4,8 @@ import contextlib
 import os
 import re
 import shutil
+import stat
+import time
 from pathlib import Path
 
 from coordinate_eval import _files
@@ -30,6 +32,8 @@ OWN_NAMES = frozenset(
 """Names that this program makes in a run directory."""
 
 _TEMPORARY = re.compile(r"\..+\.tmp")
+_DRAFT = re.compile(r"\.(?:.+\.)?[0-9a-f]{16}\.tmp", re.DOTALL)
+_DRAFT_SECONDS = 86_400.0
 REMOVED = ".removed-"
 """Beginning of a run directory's name while it is removed."""
 
@@ -66,6 +70,22 @@ def remove_leftovers(home: Path) -> None:
         if root.is_dir() and not _others(root):
             with contextlib.suppress(FileNotFoundError):  # another removal is at it
                 shutil.rmtree(root)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what killed processes of this user had begun to write in a folder, a day ago."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    for name in _files.names(folder):
+        if not _DRAFT.fullmatch(name):
+            continue
+        with contextlib.suppress(OSError):
+            found = (folder / name).lstat()
+            if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _DRAFT_SECONDS:
+                if stat.S_ISDIR(found.st_mode):
+                    shutil.rmtree(folder / name)
+                else:
+                    (folder / name).unlink()
 
 
 def _check_all_ours(folder: Path, root: Path) -> None:

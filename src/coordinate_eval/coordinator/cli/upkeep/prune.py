@@ -26,7 +26,7 @@ from coordinate_eval.coordinator.run import jobs, lease
 from coordinate_eval.coordinator.run.own import is_own
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
-from coordinate_eval.coordinator.run.removing import remove, remove_leftovers
+from coordinate_eval.coordinator.run.removing import remove, remove_drafts, remove_leftovers
 from coordinate_eval.errors import CoordinateError, RecordError, UserError
 
 DAY_SECONDS = 86_400.0
@@ -114,7 +114,10 @@ def prune(settings: Settings, older_than: float | None, keep: int | None, *, yes
     else:
         for folder in {run.lease.parent for _, run in found}:
             lease.remove_abandoned(folder)
-        remove_leftovers(Path(settings.runs_dir).expanduser())
+        home, cache = (Path(each).expanduser() for each in (settings.runs_dir, settings.cache_dir))
+        remove_leftovers(home)
+        for folder in (home, *(cache / name for name in _files.names(cache))):
+            remove_drafts(folder)
         _remove_copies(settings, _COPY_DAYS if older_than is None else older_than)
     return int(failed)
 
