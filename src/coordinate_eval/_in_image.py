@@ -31,6 +31,15 @@ MORE = "more"
 """Folder beside our package with a folder for each package that counts if the image lacks it."""
 
 
+PACKAGES = "/opt/coordinate-eval"
+"""Folder in the container in which our package is mounted."""
+
+
+def here() -> bool:
+    """Return whether this process is in a container that a job of ours has started."""
+    return __file__.startswith(f"{PACKAGES}/")
+
+
 def lacks(image: str, needs: str) -> str:
     """Return what an image lacks and what to do, in words for a person; '' if it lacks nothing."""
     missing = []

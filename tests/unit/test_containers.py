@@ -257,6 +257,20 @@ def test_jobs_with_an_engine_run_in_the_image_and_no_others(tmp_path: Path) -> N
     assert supervisor_job(run, run_dir, 1, now=0).container is None
 
 
+def test_an_image_must_have_the_packages_of_the_stores_that_its_weights_are_in() -> None:
+    made = settings_of(runtime="podman", image="x")
+
+    def needs(*urls: str) -> tuple[str, ...]:
+        run = changed(RUN, settings=made, checkpoint=changed(RUN.checkpoint, weights=urls))
+        found = containers.container_of(run, RunDir(Path("/run")), "trial")
+        assert found is not None
+        return found.needs
+
+    engine = needs("/shared/step-1/model.safetensors")
+    assert needs("s3://bucket/a.safetensors") == (*engine, "fsspec", "s3fs")
+    assert needs("gs://b/a.pt", "az://b/a.pt") == (*engine, "adlfs", "fsspec", "gcsfs")
+
+
 def test_a_judge_that_is_asked_over_the_network_has_no_engine(tmp_path: Path) -> None:
     made = settings_of(runtime="podman", image="x")
     made = changed(made, judge=JudgeSettings(base_url="http://h/v1", model="j"))

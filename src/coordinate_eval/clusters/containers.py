@@ -29,9 +29,6 @@ WITH_ENGINE: tuple[Kind, ...] = ("trial", "judge")
 
 RUNTIMES = ("pyxis", "apptainer", "podman")
 
-PACKAGES = "/opt/coordinate-eval"
-"""Folder in the container in which our package is mounted."""
-
 PURE = ("jinja2", "markupsafe", "platformdirs", "yaml")
 """Packages that our own needs besides those of an engine, mounted for images that lack them.
 
@@ -85,7 +82,9 @@ def packages() -> tuple[Mount, ...]:
         Mount(
             source=str(folder),
             target="/".join(
-                (PACKAGES, name) if name not in PURE else (PACKAGES, _in_image.MORE, name, name)
+                (_in_image.PACKAGES, name)
+                if name not in PURE
+                else (_in_image.PACKAGES, _in_image.MORE, name, name)
             ),
             read_only=True,
         )
@@ -244,7 +243,13 @@ def _inside(argv: tuple[str, ...], container: Container, renumbered: int) -> tup
     }
     words = (f"{name}={value}" for name, value in facts.items() if value)
     assert argv[1:4] == ("-P", "-m", "coordinate_eval"), argv
-    return ("env", *words, "python3", f"{PACKAGES}/coordinate_eval/_in_image.py", *argv[4:])
+    return (
+        "env",
+        *words,
+        "python3",
+        f"{_in_image.PACKAGES}/coordinate_eval/_in_image.py",
+        *argv[4:],
+    )
 
 
 def _pyxis(container: Container, folder: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from coordinate_eval.clusters.containers import (
     packages,
 )
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpoints
+from coordinate_eval.coordinator.inputs.checkpoints import store
 from coordinate_eval.coordinator.inputs.settings import Settings
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import Run
@@ -91,7 +92,11 @@ def container_of(run: Run, run_dir: RunDir, kind: Kind) -> Container | None:
         with contextlib.suppress(UserError):  # its job says what is wrong
             read += checkpoints.inspect(judge).all_files
     read += filter(None, [settings.judge.baseline])
-    return container(settings, kind, [run_dir.root], read, run_dir.home)
+    made = container(settings, kind, [run_dir.root], read, run_dir.home)
+    if made is None or kind != "trial":
+        return made
+    stores = sorted({each for name in checkpoint.all_files for each in store.packages(name)})
+    return made.model_copy(update={"needs": (*made.needs, *stores)})
 
 
 def check_paths(run: Run, run_dir: RunDir) -> None:

@@ -175,6 +175,8 @@ class RemoteFile(io.RawIOBase):
                 return fetch(self.path, at, stop)
             self._held = fetch(self.path, at, min(self.size, max(stop, at + self.ahead)))
             self._begin = at
+            if len(self._held) == self.size:  # whoever opens it again reads it from here
+                _heads[str(self.path)] = self._held
         return self._held[at - self._begin : stop - self._begin]
 
     def pread_all(self, count: int, begins: Sequence[int]) -> list[bytes]:

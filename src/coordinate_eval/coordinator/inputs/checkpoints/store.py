@@ -16,7 +16,7 @@ from concurrent.futures import Future, wait
 from threading import Thread
 from typing import Any, Final, TypeVar
 
-from coordinate_eval import _urls
+from coordinate_eval import _in_image, _urls
 from coordinate_eval._format import brief
 from coordinate_eval.errors import StoreSilent, UserError
 
@@ -94,6 +94,12 @@ def forget() -> None:
     _failed.clear()
     for store in _stores.values():
         store.invalidate_cache()
+
+
+def packages(path: str) -> tuple[str, ...]:
+    """Return the packages without which a URL cannot be read; none for a path of a file."""
+    scheme, found, _ = path.partition("://")
+    return ("fsspec", *filter(None, [_PACKAGES.get(scheme)])) if found else ()
 
 
 def info(url: str) -> dict[str, Any]:
@@ -284,6 +290,8 @@ def words(url: str, error: Exception) -> UserError:
     package = _PACKAGES.get(scheme, f"fsspec's package for {scheme}")
     own = _CREDENTIALS.get(package)
     credentials = f"{own}, ~/.config/fsspec" if own else "~/.config/fsspec"
+    if _in_image.here():
+        credentials += '; a container has the home only with [container] mounts = ["~"]'
     where = f"{url} cannot be read on {os.uname().nodename}"
     if isinstance(error, ImportError):
         extra = ": pip install 'coordinate-eval[remote]'" if package == "s3fs" else ""

@@ -262,7 +262,7 @@ def weight_map(index: Path) -> dict[str, str]:
     if not isinstance(mapping, dict) or not mapping:
         raise UserError(f"{index} has no weight_map. Save the checkpoint again")
     for name in mapping.values():
-        if not isinstance(name, str) or Path(name).name != name:
+        if not isinstance(name, str) or Path(name).name != name or name == "..":
             raise UserError(
                 f"{index} names a shard {brief(name)} outside its folder. Save it again"
             )
