@@ -219,6 +219,7 @@ def test_says_what_is_malformed(single: Path, sharded: Path) -> None:
         None,
         {},
         {"a": "../x.safetensors"},
+        {"a": ".."},
         {"a": 1},
         {"a": []},
         {"a": "\ud800"},
