@@ -62,6 +62,7 @@ def test_it_is_described_as_its_folder_without_its_weights(folder: Path, found: 
     ]
     assert all(start == 0 and end <= remote.HEAD_BYTES for name, start, end in Shelf.read
                if name.endswith(".safetensors"))  # fmt: skip
+    assert len({(name, start) for name, start, _ in Shelf.read}) == len(Shelf.read)  # each once
     assert named(found) == remote.located(URL)
     assert inspect(Path(f"{URL}/")) == inspect(Path(URL))
 
