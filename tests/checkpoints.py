@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from coordinate_eval.coordinator.inputs.checkpoints import reading
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
 from coordinate_eval.errors import UserError
 
@@ -83,6 +84,17 @@ def refused(path: Path, *hints: str, **flags: Path) -> None:
         inspect(path, **flags)
     for hint in hints:
         assert hint in str(caught.value)
+    assert len(str(caught.value)) < 1500
+
+
+def same(path: Path, expected: Mapping[str, Any]) -> None:
+    """Check that a checkpoint's tensors are these, bit for bit."""
+    torch = pytest.importorskip("torch")
+    read = reading.source(inspect(path))
+    assert read.tensors.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(read.read(name), tensor), name
+        assert read.tensors[name].dtype == str(tensor.dtype).removeprefix("torch.")
 
 
 def of_torch(folder: Path) -> Path:

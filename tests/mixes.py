@@ -10,6 +10,8 @@ from typing import Any
 
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Source
+from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
+from coordinate_eval.records import Checkpoint
 from tests.tiny import need, tiny_model
 
 
@@ -76,3 +78,40 @@ def adapted(base: Path, adapter: Path, **config: Any) -> Path:
         if "token" in file.name:
             shutil.copy(file, merged)
     return merged
+
+
+def written_adapter(folder: Path, base: Path, held: dict[str, Any], **config: Any) -> Path:
+    """Write an adapter with these tensors. Return its folder."""
+    files: Any = importlib.import_module("safetensors.torch")
+    folder.mkdir(parents=True)
+    told = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"], **config}
+    text = json.dumps({**told, "base_model_name_or_path": str(base)})
+    (folder / "adapter_config.json").write_text(text)
+    files.save_file(held, folder / "adapter_model.safetensors")
+    return folder
+
+
+def reconfigured(source: Path, folder: Path, **changes: Any) -> Path:
+    """Copy a checkpoint into a new folder, with another config. Return the folder."""
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder
+
+
+def staged(checkpoint: Checkpoint, root: Path) -> Path:
+    """Return the folder that a keeper has written of a checkpoint."""
+    weights = StagedWeights(str(root), "run", "node")
+    with weights.hold():
+        assert weights.copy(checkpoint)
+        shutil.copytree(weights.folder, root / "kept")
+    return root / "kept"
+
+
+def tensors(folder: Path) -> dict[str, Any]:
+    """Return all tensors in the safetensors files of a folder."""
+    files: Any = importlib.import_module("safetensors.torch")
+    found: dict[str, Any] = {}
+    for file in folder.glob("*.safetensors"):
+        found |= files.load_file(file)
+    return found

@@ -1,4 +1,4 @@
-"""Fixtures of several files: submitted runs, reviewed plans, and weights to be staged."""
+"""Fixtures of several files: runs, reviewed plans, checkpoints to be staged or mixed."""
 
 import functools
 import os
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import mixes
 from tests.reviewer import OnCluster, Reviewer
 from tests.runs import TASKS
 from tests.shown_runs import submitted_run
@@ -101,3 +102,18 @@ def root(tmp_path: Path) -> Path:
 def source(tmp_path: Path) -> Checkpoint:
     """A checkpoint whose weights have several ranges."""
     return checkpoint(tmp_path / "step 1")
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three saves of a training."""
+    root = tmp_path_factory.mktemp("training")
+    return [mixes.saved(root / f"step-{step}", step) for step in (800, 900, 1000)]
+
+
+@pytest.fixture(scope="module")
+def adapter(steps: list[Path]) -> Path:
+    """An adapter of the first save, beside what PEFT merges it to."""
+    folder = steps[0].parent / "adapter"
+    mixes.adapted(steps[0], folder, use_dora=True, modules_to_save=["lm_head"])
+    return folder

@@ -190,13 +190,29 @@ def test_a_reference_of_another_model_is_refused(
     assert words in examine(model, check_against=file).why
 
 
+def test_a_reference_that_is_missing_is_told_before_weights_are_read(
+    model: Path, tmp_path: Path
+) -> None:
+    report = examine(model, check_against=tmp_path / "reference.json")
+    assert "reference.json cannot be read: it does not exist" in report.why
+    assert report.checked is None
+
+
+def test_a_file_of_another_name_has_the_names_of_hugging_face(model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(model, tmp_path / "step-1")
+    (folder / "model.safetensors").rename(folder / "model_ema.safetensors")
+    report = examine(folder / "model_ema.safetensors")
+    assert report.usable
+    assert report.mapping is None
+
+
 def test_averages_and_adapters_with_a_base_are_shown(model: Path, tmp_path: Path) -> None:
     average = tmp_path / "average.yaml"
-    other = shutil.copytree(model, tmp_path / "other")
-    average.write_text(f"average: [{other}, {model}]\n")
+    last = shutil.copytree(model, tmp_path / "step-7")
+    average.write_text(f"average: [{model}, {last}]\n")
     found = examine(average)
-    assert (found.format, found.usable, found.files) == ("average", True, 2)
-    assert found.config == str(model / "config.json")
+    assert (found.format, found.step, found.usable, found.files) == ("average", 7, True, 2)
+    assert found.config == str(last / "config.json")
     assert found.tokenizer
     adapter = tmp_path / "adapter"
     adapter.mkdir()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 from safetensors.numpy import save_file
+from tests.checkpoints import refused, sides
 
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
@@ -23,9 +24,7 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="makes files of other user
 
 
 def checkpoint(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text('{"model_type": "made_up"}')
-    (folder / "tokenizer.json").write_text('{"vocab": {}}')
+    sides(folder)
     save_file({"w": numpy.zeros(4, dtype=numpy.float16)}, folder / "model.safetensors")
     return folder
 
@@ -46,14 +45,6 @@ def place(tmp_path: Path) -> SimpleNamespace:
     return SimpleNamespace(
         folder=checkpoint(tmp_path / "checkpoint"), key=key, other=tmp_path / "other"
     )
-
-
-def refused(folder: Path, *words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        inspect(folder)
-    for word in words:
-        assert word in str(caught.value)
-    assert len(str(caught.value)) < 1500
 
 
 LINKED = ("tokenizer.json", "config.json", "generation_config.json", "chat_template.jinja",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.checkpoints import refused, sides
+from tests.checkpoints import refused, same, sides
 from tests.mutations import mutated_bytes
 from tests.random_examples import examples
 
@@ -48,10 +48,6 @@ def tensors(folder: Path) -> dict[str, Any]:
     return {name: source.read(name) for name in source.tensors}
 
 
-def equal(left: dict[str, Any], right: dict[str, Any]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
-
-
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -69,7 +65,7 @@ def test_the_model_is_found(tmp_path: Path, wrap: Callable[[Any], Any]) -> None:
     folder = saved(tmp_path / "step-100", wrap(state()))
     found = inspect(folder)
     assert (found.format, found.parameters) == (CheckpointFormat.DCP, 40)
-    assert equal(tensors(folder), state())
+    same(folder, state())
 
 
 def test_the_attribute_that_has_the_model_is_no_part_of_its_names(tmp_path: Path) -> None:
@@ -77,7 +73,7 @@ def test_the_attribute_that_has_the_model_is_no_part_of_its_names(tmp_path: Path
     names |= {f"model.layers.{number}.weight": torch.zeros(3) for number in range(1, 20)}
     wrapped = {f"net.{name}": tensor for name, tensor in names.items()}
     wrapped["seen"] = torch.zeros((), dtype=torch.int64)
-    assert equal(tensors(saved(tmp_path, {"model": wrapped})), names)
+    same(saved(tmp_path, {"model": wrapped}), names)
 
 
 def test_a_rank_may_have_had_nothing_to_save(tmp_path: Path) -> None:
@@ -94,24 +90,22 @@ def test_a_folder_inside_is_found(tmp_path: Path, inside: str) -> None:
     folder = sides(tmp_path / "checkpoint-1000")
     dcp.save({"model": state()}, checkpoint_id=folder / inside, no_dist=True)
     (folder / "optimizer_0").mkdir()
-    assert equal(tensors(folder), state())
-    assert equal(tensors(folder / inside), state())
+    same(folder, state())
+    same(folder / inside, state())
 
 
 def test_parts_of_one_shape_may_lie_in_their_files_otherwise(tmp_path: Path) -> None:
     content = {name: torch.randn(5, 3) for name in "ac"} | {"b": torch.randn(3, 5).T}
-    assert equal(tensors(saved(tmp_path / "step-1", content)), content)
+    same(saved(tmp_path / "step-1", content), content)
 
 
 def test_it_is_written_as_safetensors(tmp_path: Path) -> None:
-    load_file = pytest.importorskip("safetensors.torch").load_file
     folder = saved(tmp_path / "step-1", {"model": state(), "optimizer": {"x": torch.zeros(99)}})
     found = inspect(folder)
-    (tmp_path / "to").mkdir()
-    convert.write(reading.source(found), tmp_path / "to", lambda _: None)
-    written = load_file(tmp_path / "to" / "model.safetensors")
-    assert equal(written, state())
-    assert found.bytes == sum(tensor.nbytes for tensor in written.values())
+    to = sides(tmp_path / "to")
+    convert.write(reading.source(found), to, lambda _: None)
+    same(to / "model.safetensors", state())
+    assert found.bytes == sum(tensor.nbytes for tensor in state().values())
 
 
 def test_several_files_of_a_rank(tmp_path: Path) -> None:
@@ -119,7 +113,7 @@ def test_several_files_of_a_rank(tmp_path: Path) -> None:
     writer = dcp.FileSystemWriter(tmp_path, single_file_per_rank=False, thread_count=2)
     dcp.save({"model": state()}, storage_writer=writer, no_dist=True)
     assert len(inspect(tmp_path).weights) == 4
-    assert equal(tensors(tmp_path), state())
+    same(tmp_path, state())
 
 
 def test_shards_of_safetensors_without_an_index(tmp_path: Path) -> None:
@@ -130,7 +124,7 @@ def test_shards_of_safetensors_without_an_index(tmp_path: Path) -> None:
         where = json.dumps({"a.weight": {"saved_offsets": [4 * rank, 0]}})
         file = tmp_path / f"shard-{rank + 1:05}-model-00001-of-00001.safetensors"
         save_file({"a.weight": part}, file, metadata={"DCP_SHARDING_INFO": where})
-    assert equal(tensors(tmp_path), {"a.weight": whole})
+    same(tmp_path, {"a.weight": whole})
     (tmp_path / "shard-00001-model-00001-of-00001.safetensors").unlink()
     refused(tmp_path, "a.weight", "a file of a rank is missing")
 
@@ -139,12 +133,12 @@ def test_torch_files_that_trainers_leave_beside_parts_are_no_weights(tmp_path: P
     folder = saved(tmp_path / "step-1", {"model": state()})
     torch.save({"a": torch.zeros(3)}, folder / "ema.pt")
     torch.save({"state": 1}, folder / "train_dataloader_dprank000.pt")
-    assert equal(tensors(folder), state())
+    same(folder, state())
     inside = sides(tmp_path / "checkpoint-1000")
     dcp.save({"model": state()}, checkpoint_id=inside / "pytorch_model_fsdp_0", no_dist=True)
     for name in ("sampler.bin", "dl_state_dict.bin", "ema_model.pt"):
         torch.save({"a": torch.zeros(3)}, inside / name)
-    assert equal(tensors(inside), state())
+    same(inside, state())
 
 
 # -- what is not whole ---------------------------------------------------------------------------

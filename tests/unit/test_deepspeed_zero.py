@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 from tests import rank_checkpoints
-from tests.checkpoints import refused, sides
+from tests.checkpoints import refused, same, sides
 
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
-from coordinate_eval.coordinator.inputs.checkpoints.reading import source
 from coordinate_eval.records import CheckpointFormat
 
 torch = pytest.importorskip("torch")
@@ -20,15 +19,6 @@ SHAPES = {"a.weight": (7, 5), "b.weight": (3,), "c.weight": (4, 2, 3), "d.bias":
 def tensors() -> rank_checkpoints.Tensors:
     made = torch.Generator().manual_seed(0)
     return {name: torch.rand(shape, generator=made) for name, shape in SHAPES.items()}
-
-
-def same(found: Path, expected: rank_checkpoints.Tensors) -> None:
-    """Check that a checkpoint's tensors are these, bit for bit."""
-    read = source(inspect(found))
-    assert read.tensors.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(read.read(name), tensor), name
-        assert read.tensors[name].dtype == str(tensor.dtype).removeprefix("torch.")
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

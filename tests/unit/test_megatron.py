@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import rank_checkpoints, trainers
+from tests import checkpoints, rank_checkpoints, trainers
 from tests.checkpoints import refused
 
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
@@ -41,12 +41,8 @@ def whole(kind: str = "llama", layout: str = "local") -> dict[str, Any]:
 
 def same(place: Path, kind: str = "llama") -> None:
     """Check that a checkpoint has the tensors of Hugging Face's model, bit for bit."""
-    found = inspect(place)
-    assert found.format is CheckpointFormat.MEGATRON
-    read, expected = source(found), trainers.weights(kind)
-    assert read.tensors.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(read.read(name), tensor), name
+    assert inspect(place).format is CheckpointFormat.MEGATRON
+    checkpoints.same(place, trainers.weights(kind))
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,7 @@ def examine(
     found: Checkpoint | None = None
     try:
         found = checkpoints.inspect(path, **stand_ins, mapping=mapping, base=base)
+        report.step = checkpoints.trained_step(found)
         checkpoints.check_usable(found)
     except UserError as error:
         report.why = str(error)
@@ -173,7 +174,8 @@ def _add_mapping(
     report: _Report, found: Checkpoint | None, stored: Mapping[str, Tensor], mapping: Path | None
 ) -> None:
     if found is not None:
-        report.mapping = found.mapping.trainer if found.mapping else None
+        if found.mapping and found.mapping != mappings.AS_THEY_ARE:
+            report.mapping = found.mapping.trainer
         return
     with contextlib.suppress(UserError):
         if mapping:
@@ -190,15 +192,17 @@ def _check(report: _Report, found: Checkpoint, check_against: Path | None) -> No
     """Compare a checkpoint with its architecture, and look at all of its numbers."""
     from coordinate_eval.coordinator.workers.on_node import against
 
-    opened = reading.source(found)
-    differences, why = guard.judge(found, opened)
-    report.checked = {"architecture": differences is not None, "compared": None}
-    if differences is not None:
-        report.left_over = {
-            "checkpoint": list(differences.unknown),
-            "model": list(differences.missing),
-        }
     try:
+        if check_against:
+            against.read(check_against)  # before all weights are
+        opened = reading.source(found)
+        differences, why = guard.judge(found, opened)
+        report.checked = {"architecture": differences is not None, "compared": None}
+        if differences is not None:
+            report.left_over = {
+                "checkpoint": list(differences.unknown),
+                "model": list(differences.missing),
+            }
         if why:
             raise UserError(why)
         guard.check_left_out(found, opened)

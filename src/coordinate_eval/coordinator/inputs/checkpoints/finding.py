@@ -156,7 +156,8 @@ def _none(place: Path, names: Sequence[str], files: Sequence[Path]) -> str:
         shown = _shown([file.name for file in files])
         return (
             f"checkpoint {place} has {len(files)} files that may hold the weights ({shown}). "
-            "Name one of them; shards must be saved again with save_pretrained"
+            "Give the path of one of them. If they are parts of one model, save it again with "
+            "save_pretrained"
         )
     shown = f"only {_shown(names)}" if names else "nothing"
     return (

@@ -63,7 +63,7 @@ def check(checkpoint: Checkpoint, file: Path) -> Compared:
     Raises:
         UserError: It differs by more than rounding, or cannot be compared.
     """
-    reference = _read(file)
+    reference = read(file)
     _check_ids(checkpoint, reference, file)
     with tempfile.TemporaryDirectory(prefix="coordinate-eval-") as made:
         folder = Path(made)
@@ -87,7 +87,12 @@ def check(checkpoint: Checkpoint, file: Path) -> Compared:
     return found
 
 
-def _read(file: Path) -> _Reference:
+def read(file: Path) -> _Reference:
+    """Return the reference in a file.
+
+    Raises:
+        UserError: There is none, or its numbers are not finite.
+    """
     try:
         found = json.loads(_user_files.read_text(file, "reference", anybodys=True))
         if not isinstance(found, dict) or found.get("schema") != SCHEMA:
@@ -150,7 +155,7 @@ def _compare(folder: Path, checkpoint: Checkpoint, reference: _Reference, file: 
                 if difference > largest:
                     largest = difference
                     where = (
-                        f"token {place} ({prompt.ids[place]}) of {brief(prompt.text, 40)!r} has "
+                        f"token {place} (id {prompt.ids[place]}) of {brief(prompt.text, 40)!r} has "
                         f"the log-likelihood {one:.4f}, and {other:.4f} there"
                     )
     coarser = min(
