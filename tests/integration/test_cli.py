@@ -97,6 +97,9 @@ def test_bad_cluster_files_are_refused(
         (["--engine-args", '{"a":' * 100_000], ("--engine-args", "not JSON")),
         (["--engine-args", r'{"a": "\ud800"}', "--json"], ("engine.args on the command line",)),
         (["--no-such-option"], ("--no-such-option",)),
+        (["--average", "last:2", "--weights", "1,2"], ("takes one checkpoint", "name each")),
+        (["--average", "last:2", "another"], ("takes one checkpoint",)),
+        (["--average", "last:1"], ("must be last:N",)),
     ],
 )
 def test_bad_options_are_refused(user: Workspace, args: list[str], words: tuple[str, ...]) -> None:

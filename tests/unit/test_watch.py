@@ -27,8 +27,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
-        (None, "no name directly in {folder} tells a step; for others, or deeper ones, give a"),
-        ("{step}/hf", "no name below {folder} has the form --pattern '{{step}}/hf'; for others"),
+        (None, "no folder directly in {folder} has a name that tells a step; for files and"),
+        ("{step}/hf", "no name below {folder} has the form --pattern '{{step}}/hf'; for files"),
     ],
 )
 def test_where_nothing_is_found_a_pattern_is_asked_for(
@@ -38,7 +38,7 @@ def test_where_nothing_is_found_a_pattern_is_asked_for(
     assert site.once(pattern=Pattern(pattern), dry=True) == {}
     said = capsys.readouterr().err
     assert words.format(folder=site.folder) in said
-    assert "--pattern such as 'run-*/iter_{step}/hf'" in said
+    assert "--pattern such as '*step={step}.ckpt' or 'run-*/iter_{step}/hf'" in said
 
 
 def test_the_latest_first_and_four_at_most(site: Site) -> None:

@@ -198,8 +198,15 @@ def _what(paths: list[Path], average: bool, weights: str | None) -> "Path | Memb
     """
     from coordinate_eval.coordinator.inputs.checkpoints.mixed.average import members, up_to
 
-    if average and len(paths) == 2 and str(paths[0]).startswith("last:"):
-        return up_to(paths[1], parsing.last(str(paths[0])))
+    spans = [path for path in paths if str(path).startswith("last:")] if average else []
+    if spans:
+        ends = [path for path in paths if path not in spans]
+        if len(spans) != 1 or len(ends) != 1 or weights is not None:
+            raise UserError(
+                "--average last:N takes one checkpoint, the last of those that are averaged, and "
+                "no --weights: to weight them, name each"
+            )
+        return up_to(ends[0], parsing.last(str(spans[0])))
     if average:
         return members(paths, None if weights is None else parsing.numbers(weights))
     if weights is not None:

@@ -240,10 +240,14 @@ class Pattern:
 
     def hint(self, folder: Path) -> str:
         """Return what to do where no checkpoint is found in a folder that should have some."""
-        wanted = f"has the form --pattern {self.text!r}" if self.text else "tells a step"
+        if self.text is None:
+            nothing = f"no folder directly in {folder} has a name that tells a step"
+        else:
+            where = "below" if self.depth > 1 else "directly in"
+            nothing = f"no name {where} {folder} has the form --pattern {self.text!r}"
         return (
-            f"no name {'below' if self.depth > 1 else 'directly in'} {folder} {wanted}; for "
-            f"others, or deeper ones, give a --pattern such as 'run-*/iter_{_STEP}/hf'"
+            f"{nothing}; for files and deeper folders give a --pattern such as "
+            f"'*step={_STEP}.ckpt' or 'run-*/iter_{_STEP}/hf'"
         )
 
     @property
