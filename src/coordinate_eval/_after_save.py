@@ -24,8 +24,9 @@ _MOST_SECONDS = 900
 _PAUSE_SECONDS = 30.0
 """Time until the next try where the scheduler is silent, or takes no more jobs for now."""
 
-_not_taken: dict[str, Commands] = {}
-"""Checkpoints of this process whose evaluation was not taken, with the commands."""
+_not_taken: dict[tuple[str, ...], Commands] = {}
+"""Commands of this process that were not taken, by their checkpoint and the first of them: a
+checkpoint may be asked for with several suites."""
 
 _UNATTENDED = ("--queue", "--no-strict")
 """Options of a run that nobody waits for: it waits for GPUs, and for no missing task."""
@@ -225,9 +226,9 @@ def _follow(
     """
     if not _all_taken(path, commands, started, log):
         return
-    again = {**_not_taken}
-    for earlier, the_same in again.items():
-        _not_taken.pop(earlier, None)
+    for key, the_same in {**_not_taken}.items():
+        _not_taken.pop(key, None)
+        earlier = key[0]
         try:
             if _is_url(earlier) or os.path.lexists(earlier):
                 _all_taken(earlier, the_same, _start(earlier, the_same[0], log), log, again=False)
@@ -250,7 +251,7 @@ def _all_taken(
     for number, command in enumerate(commands):
         if not _is_taken(path, _start(path, command, log) if number else started, log):
             if again:
-                _not_taken[path] = commands[number:]
+                _not_taken[path, *command] = commands[number:]
             return False
     return True
 

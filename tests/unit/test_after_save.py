@@ -218,14 +218,17 @@ def test_what_was_refused_is_asked_for_when_a_later_save_is_taken(
     for step in (1, 2):
         coordinate_eval.after_save(tmp_path / f"step-{step}", step=step)
         ended()
+        coordinate_eval.after_save(tmp_path / f"step-{step}", step=step, suite="code.yaml")
+        ended()
     (tmp_path / "step-2").rmdir()
     command.does("echo submitted")
     for step in (3, 3):
         coordinate_eval.after_save(tmp_path / f"step-{step}", step=step)
         ended()
-    taken = [f"evaluation of {tmp_path / f'step-{step}'}: submitted" for step in (3, 1, 3)]
+    taken = [f"evaluation of {tmp_path / f'step-{step}'}: submitted" for step in (3, 1, 1, 3)]
     assert messages(caplog, logging.INFO) == taken
-    assert command.arguments().count("--step=1") == 2  # of each its own options
+    assert command.arguments().count("--step=1") == 4  # of each its own options
+    assert command.arguments().count("--suite=code.yaml") == 3  # of step 2 no more
 
 
 def test_what_takes_too_long_is_ended(

@@ -7,7 +7,7 @@ import pytest
 from tests.decisions import SPANS, make_run
 from tests.shown_runs import publish
 
-from coordinate_eval import _files
+from coordinate_eval import _files, _job_log
 from coordinate_eval.coordinator.report.missing import reasons
 from coordinate_eval.coordinator.report.results import collect_results
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
@@ -52,7 +52,8 @@ def test_a_node_that_confines_no_program_says_why(run_dir: RunDir) -> None:
     _files.write(Path(log), f"{words}\nslurmstepd: error: *** JOB 8 ON n CANCELLED AT 9 ***\n")
     # The end of the run has ended another one before it said anything.
     _files.write(
-        Path(log.replace("metric0.8", "metric1.9")), "slurmstepd: *** JOB 9 CANCELLED AT 9 ***\n"
+        Path(log.replace("metric0.8", "metric1.9")),
+        f"module gcc is loaded\n{_job_log.LINE}\nslurmstepd: *** JOB 9 CANCELLED AT 9 ***\n",
     )
     results = collect_results(run_dir, run, "no answer")
     assert results["missing"]["a"] == f"{unanswered}; the last metric job said:\n{words}"

@@ -10,7 +10,7 @@ from coordinate_eval._format import listed
 from coordinate_eval.coordinator.run.claiming.claims import MAX_DEATHS, Ledger, whole
 from coordinate_eval.coordinator.run.claiming.pullers import Pullers, pullers_name
 from coordinate_eval.coordinator.run.claiming.work import unbuildable
-from coordinate_eval.coordinator.run.logs import LAST_LOG_LINES, MOST_LOG_BYTES
+from coordinate_eval.coordinator.run.logs import tail
 from coordinate_eval.coordinator.run.paths import RunDir
 from coordinate_eval.coordinator.run.records import JudgeProgress, Run
 from coordinate_eval.errors import ForeignError
@@ -82,11 +82,9 @@ def _last_words(run_dir: RunDir, run: Run, kind: Pullers) -> list[str]:
     pattern = pullers_name(run, kind, 0).removesuffix("0") + "*.log"
     for log in sorted(run_dir.logs.glob(pattern), key=_files.modified, reverse=True):
         with contextlib.suppress(OSError, ForeignError):
-            lines = _files.read_end(log, MOST_LOG_BYTES).decode(errors="replace").splitlines()
             # Slurm's words about a job that the end of the run has ended.
-            said = [line for line in lines if "CANCELLED AT" not in line]
-            if said:
-                return said[-LAST_LOG_LINES:]
+            if said := [line for line in tail(str(log)) if "CANCELLED AT" not in line]:
+                return said
     return []
 
 
