@@ -17,9 +17,7 @@ from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpo
 from coordinate_eval.coordinator.inputs.checkpoints import guard, reading
 from coordinate_eval.coordinator.inputs.checkpoints.checkpoint import inspect
 from coordinate_eval.coordinator.inputs.checkpoints.mixed.adapter import AdapterConfig
-from coordinate_eval.coordinator.inputs.checkpoints.mixed.average import (
-    members,
-)
+from coordinate_eval.coordinator.inputs.checkpoints.mixed.average import members
 from coordinate_eval.coordinator.inputs.checkpoints.mixed.merged import Merged
 from coordinate_eval.errors import UserError
 from coordinate_eval.records import Checkpoint, CheckpointFormat
