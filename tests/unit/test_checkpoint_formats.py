@@ -125,7 +125,12 @@ def test_checkpoints_below_are_pointed_at(tmp_path: Path) -> None:
         sides(tmp_path / name)
     for name in ("step-9", "step-100"):
         (tmp_path / name / "model.safetensors").touch()
-    refused(tmp_path, "holds 2 checkpoints", f"such as {tmp_path / 'step-100'}", "watch")
+    refused(
+        tmp_path,
+        "has no weights itself. It holds 2 checkpoints",
+        f"such as {tmp_path / 'step-100'}",
+        "watch",
+    )
     (tmp_path / "step-9/model.safetensors").unlink()
     refused(tmp_path, f"give {tmp_path / 'step-100'}")
 

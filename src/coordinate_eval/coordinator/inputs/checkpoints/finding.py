@@ -103,8 +103,9 @@ def find_weights(place: Path) -> tuple[list[Path], CheckpointFormat, list[Path]]
             or f"checkpoint {place} is a file, but not a .safetensors, .pt, .pth or .bin file. "
             "Give its folder"
         )
-    words = words or _none(place, names, torch_file.candidates(place, names, parts))
-    raise UserError(". ".join(filter(None, (words, unread.below(place, names)))))
+    below = unread.below(place, names)
+    words = words or _none(place, names, torch_file.candidates(place, names, parts), below)
+    raise UserError(". ".join(filter(None, (words, below))))
 
 
 def _found(
@@ -143,8 +144,8 @@ def _is_hull(weights: Sequence[Path], kind: CheckpointFormat, extra: Sequence[Pa
     return any(tensor.shape == (0,) for tensor in tensors)
 
 
-def _none(place: Path, names: Sequence[str], files: Sequence[Path]) -> str:
-    """Return words about a folder in which the weights are not found."""
+def _none(place: Path, names: Sequence[str], files: Sequence[Path], below: str) -> str:
+    """Return words about a folder in which the weights are not found, but may be `below`."""
     single, index = safetensors_file.SINGLE, safetensors_file.INDEX
     if own := [name for name in names if name.endswith(safetensors_file.SUFFIX)]:
         return (
@@ -159,6 +160,8 @@ def _none(place: Path, names: Sequence[str], files: Sequence[Path]) -> str:
             "Give the path of one of them. If they are parts of one model, save it again with "
             "save_pretrained"
         )
+    if below:
+        return f"checkpoint {place} has no weights itself"
     shown = f"only {_shown(names)}" if names else "nothing"
     return (
         f"checkpoint {place} has no weights ({single}, {index}, or one .pt, .pth or .bin): "
