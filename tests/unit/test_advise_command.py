@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.trainings import call
+from tests.trainings import TRAINING, call, run_of
 
 
 def reports(steps: int, wrong: int | None = None) -> str:
@@ -68,6 +68,15 @@ def test_a_rise_that_is_not_decided_yet_is_told(tmp_path: Path) -> None:
 
     assert told.exit_code == 0
     assert "look again" in told.stdout and "not clear yet" in told.stdout
+
+
+def test_a_run_that_ended_without_scores_makes_no_checkpoint_healthy(tmp_path: Path) -> None:
+    run_of(tmp_path, 100, {"a": 0.5})
+    run_of(tmp_path, 200, {})
+
+    told = call(tmp_path, "advise", TRAINING)
+
+    assert "nothing is wrong up to step 100" in told.stdout
 
 
 def test_a_folder_that_is_not_there_is_named_and_paths_are_quoted(tmp_path: Path) -> None:

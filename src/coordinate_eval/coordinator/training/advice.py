@@ -131,7 +131,7 @@ def scores_of(known: Sequence[Measured], experiment: Path) -> Scores:
         return Scores()
     raised = alarms(found)
     said: dict[int, Literal["healthy", "fallen"]] = {
-        row.step: "healthy" for row in found.rows if row.step is not None
+        row.step: "healthy" for row in found.rows if row.step is not None and row.scores
     }
     for each in filter(is_fall, raised):
         first, last = each.row.step or 0, each.last.step or 0
