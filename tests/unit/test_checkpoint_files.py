@@ -1,5 +1,6 @@
 """Files of a checkpoint are read only where its author could read them, and kept as private."""
 
+import mmap
 import os
 import shutil
 import stat
@@ -289,6 +290,21 @@ def test_a_file_that_is_swapped_after_the_look_is_refused(
 
 
 # -- sizes ---------------------------------------------------------------------------------------
+
+
+def test_what_is_mapped_of_a_file_stays_when_the_file_is_cut_short(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"w": numpy.arange(100_000)}, file)
+    whole = file.read_bytes()
+    with (
+        checkpoint_files.opened(file, weights=True) as opened,
+        checkpoint_files.open_path(opened, 64) as path,
+        open(path, "rb") as mapped,
+        mmap.mmap(mapped.fileno(), 0, access=mmap.ACCESS_READ) as bytes_of_it,
+    ):
+        os.truncate(file, 0)
+        assert bytes_of_it[:64] == whole[:64]
+        assert len(bytes_of_it) == len(whole)
 
 
 def test_large_files_are_refused_by_name(place: SimpleNamespace) -> None:

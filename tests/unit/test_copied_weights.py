@@ -16,7 +16,7 @@ from coordinate_eval.coordinator.inputs.checkpoints import checkpoint as checkpo
 from coordinate_eval.coordinator.workers.on_node import copying
 from coordinate_eval.coordinator.workers.on_node.staging import StagedWeights
 from coordinate_eval.coordinator.workers.signals import StopRequested
-from coordinate_eval.errors import CoordinateError, UserError
+from coordinate_eval.errors import CoordinateError, UserError, WeightsRefused
 from coordinate_eval.records import Checkpoint, CheckpointFormat
 
 
@@ -123,6 +123,22 @@ def test_a_checkpoint_that_changed_since_the_call_is_refused_before_it_is_read(
     with place.hold(), pytest.raises(UserError, match="changed"):
         place.copy(source, seen.append)
     assert seen == []
+    assert list(root.iterdir()) == []
+
+
+def test_numbers_of_a_checkpoint_that_is_written_again_refuse_no_weights(
+    root: Path, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text('{"model_type": "made_up"}')
+    weights = tmp_path / "x.pt"
+    torch.save({f"w{n}": torch.full((300, 400), torch.nan) for n in range(9)}, weights)
+    source = checkpoints.inspect(weights)
+    place = StagedWeights(str(root), "run", "node")
+    with place.hold(), pytest.raises(UserError, match="changed after it was submitted") as caught:
+        place.copy(source, lambda _: os.utime(weights))
+    assert not isinstance(caught.value, WeightsRefused)
     assert list(root.iterdir()) == []
 
 

@@ -194,16 +194,14 @@ def _opened(path: Path, *, weights: bool) -> Iterator[FileIO]:
 
 @contextmanager
 def open_path(file: Opened, length: int) -> Iterator[str]:
-    """Yield a path of an open file, for libraries that open files themselves.
+    """Yield a path of a copy of an open file, for libraries that map files into memory.
 
-    Of a file in a store, only the first `length` bytes are there.
+    Only the first `length` bytes are there. To read mapped bytes of a file that was cut short
+    meanwhile would end the process (SIGBUS).
     """
-    if isinstance(file, FileIO):
-        yield f"/proc/self/fd/{file.fileno()}"
-        return
     with FileIO(os.memfd_create("head"), "r+") as head:
-        head.truncate(file.size)
-        head.write(file.pread(length, 0))
+        head.truncate(size(file))
+        head.write(pread(file, length, 0))
         yield f"/proc/self/fd/{head.fileno()}"
 
 

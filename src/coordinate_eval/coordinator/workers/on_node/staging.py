@@ -41,7 +41,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.mixed.served import Served
 from coordinate_eval.coordinator.run.records import Run
 from coordinate_eval.coordinator.workers.on_node import convert, fetching, node_memory
 from coordinate_eval.coordinator.workers.on_node.copying import copy_files
-from coordinate_eval.errors import CoordinateError, UserError
+from coordinate_eval.errors import CoordinateError, UserError, WeightsRefused
 from coordinate_eval.records import Checkpoint, Record, schema
 
 _MANIFEST = "manifest.json"
@@ -158,6 +158,8 @@ class StagedWeights:
                 linked = _copy_all(source, self._part, self.folder, report, most_bytes)
             except Exception as error:
                 shutil.rmtree(self.folder, ignore_errors=True)
+                if isinstance(error, WeightsRefused):
+                    _check_unchanged(source)  # numbers of two saves may be no numbers
                 if not isinstance(error, OSError):
                     raise
                 _check_there(source)

@@ -192,12 +192,13 @@ def notes(file: Path) -> dict[str, str]:
     """Return what whoever wrote a file noted in its header, which `read` has checked."""
     from safetensors import safe_open
 
-    with (
-        checkpoint_files.opened(file, weights=True) as opened,
-        checkpoint_files.open_path(opened, 8 + MOST_HEADER_BYTES) as path,
-        safe_open(path, framework="numpy") as tensors,
-    ):
-        return tensors.metadata() or {}
+    with checkpoint_files.opened(file, weights=True) as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        with (
+            checkpoint_files.open_path(opened, 8 + min(length, MOST_HEADER_BYTES)) as path,
+            safe_open(path, framework="numpy") as tensors,
+        ):
+            return tensors.metadata() or {}
 
 
 def _sizes(opened: checkpoint_files.Opened) -> str:

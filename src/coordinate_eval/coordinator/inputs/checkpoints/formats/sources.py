@@ -208,6 +208,7 @@ def blocks(layout: Layout, buffer: memoryview) -> Iterator[memoryview]:
                     continue
                 inner: tuple[Any, ...] = (*map(slice, part.begin, part.ends), ...)
                 place = target[inner]
+                files.stop = box.at + box.span * item
                 if box.by_rows:
                     _fill(place, part, files)
                     continue
@@ -317,6 +318,8 @@ class _Files:
 
     def __init__(self) -> None:
         self._open: dict[Path, _Reader] = {}
+        self.stop = 0
+        """The byte where what is read next ends. Objects of a store are read ahead up to there."""
 
     def read(self, path: Path, at: int, target: "np.ndarray[Any, Any]") -> None:
         """Read numbers of a file from byte `at` on, as many as there is room for."""
@@ -325,7 +328,7 @@ class _Files:
             if len(self._open) == _MOST_OPEN:
                 self._open.pop(next(iter(self._open))).close()
             reader = self._open[path] = _Reader(path)
-        reader.read(at, target.reshape(-1).view("u1").data)
+        reader.read(at, target.reshape(-1).view("u1").data, self.stop)
 
     def close(self) -> None:
         """Close all files."""
@@ -340,13 +343,11 @@ class _Reader:
         self._path, self._stack = path, contextlib.ExitStack()
         opened = checkpoint_files.opened(path, weights=True)
         self._file = self._stack.enter_context(opened)
-        self._most = _READ_BYTES
-        if isinstance(self._file, remote.RemoteFile):
-            self._most = self._file.ahead = _AHEAD_BYTES
+        self._most = _READ_BYTES if isinstance(self._file, FileIO) else _AHEAD_BYTES
         self._read: list[tuple[int, int]] = []  # from where to where, and not dropped yet
 
-    def read(self, at: int, target: memoryview) -> None:
-        """Read bytes from `at` on.
+    def read(self, at: int, target: memoryview, stop: int) -> None:
+        """Read bytes from `at` on. Those up to `stop` will be read as well.
 
         Raises:
             UserError: The file has less.
@@ -354,6 +355,8 @@ class _Reader:
         done = 0
         while done < len(target):
             part = target[done : done + self._most]
+            if isinstance(self._file, remote.RemoteFile):
+                self._file.ahead = min(_AHEAD_BYTES, max(len(part), stop - at - done))
             count = checkpoint_files.read_into(self._file, part, at + done)
             if not count:
                 raise UserError(f"{self._path} was cut short. Copy it again, or save it again")
