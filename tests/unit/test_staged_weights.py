@@ -199,13 +199,18 @@ def test_nodes_that_share_a_root_do_not_meet(root: Path, source: Checkpoint) -> 
 def test_a_folder_that_somebody_else_made_is_refused(root: Path, source: Checkpoint) -> None:
     place = StagedWeights(str(root), "run", "node")
     place.user_folder.mkdir(mode=0o700)
+    project = root.with_name("project")
+    (project / "node").mkdir(parents=True)
+    (project / "node.lock").touch()
+    (place.user_folder / "run").symlink_to(project)
     place.user_folder.chmod(0o755)
     refused(place)
     if os.geteuid() == 0:
         place.user_folder.chmod(0o700)
         os.chown(place.user_folder, 65534, 65534)
         refused(place)
-    assert list(place.user_folder.iterdir()) == []
+    assert list(place.user_folder.iterdir()) == [place.user_folder / "run"]
+    assert sorted(path.name for path in project.iterdir()) == ["node", "node.lock"]
 
 
 def test_a_folder_that_somebody_else_made_is_the_nodes_fault(root: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from stat import S_ISDIR
 
 from coordinate_eval import _owner
-from coordinate_eval.coordinator.workers.signals import ignore_signals
+from coordinate_eval.coordinator.workers.signals import StopRequested, ignore_signals
 from coordinate_eval.errors import UserError
 
 
@@ -59,23 +59,21 @@ def _private_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[int]:
-    """Hold a folder while the block runs, and yield its lock. The last process to leave removes it.
-
-    So does one that a signal ends as it takes the lock: who had the folder may have left meanwhile.
-    """
-    path, lock = lock_file(folder), None
+    """Hold a folder while the block runs, and yield its lock. Who leaves last removes it."""
     try:
-        lock = open_lock(path)
+        lock = open_lock(_lock_of(folder))
+    except StopRequested:  # who had the folder may have left meanwhile
+        _remove_unless_held(folder)
+        raise
+    try:
         yield lock
     finally:
         ignore_signals()
-        if lock is not None:
-            os.close(lock)
-        _remove_unless_held(folder, path)
+        os.close(lock)
+        _remove_unless_held(folder)
 
 
-def lock_file(folder: Path) -> Path:
-    """Return the lock file of a folder."""
+def _lock_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.lock")
 
 
@@ -105,22 +103,26 @@ def _is_at(path: Path, lock: int) -> bool:
     return False
 
 
-def _remove_unless_held(folder: Path, lock_path: Path) -> bool:
+def _remove_unless_held(folder: Path) -> bool:
     """Remove a folder and its lock if no process holds it. Return whether it did."""
+    path, above = _lock_of(folder), folder.parent
     with contextlib.suppress(OSError):  # it is held, or gone
-        lock = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # In a folder that another user can write to, names may lead anywhere.
+        if above.is_symlink() or not is_private(above.parent.lstat()):
+            return False
+        lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             # Of two processes that end at the same time, one gets it.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _is_at(lock_path, lock):
+            if not _is_at(path, lock):
                 return False
             shutil.rmtree(folder, ignore_errors=True)
             shutil.rmtree(work_folder(folder), ignore_errors=True)
-            (folder.parent / f"{folder.name}.copying").unlink(missing_ok=True)
-            lock_path.unlink(missing_ok=True)
+            (above / f"{folder.name}.copying").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
-                folder.parent.rmdir()
-                folder.parent.parent.rmdir()
+                above.rmdir()
+                above.parent.rmdir()
             return True
         finally:
             os.close(lock)
@@ -129,18 +131,8 @@ def _remove_unless_held(folder: Path, lock_path: Path) -> bool:
 
 def remove_abandoned(user_folder: Path, but: Path | None = None) -> list[Path]:
     """Remove the folders of a user that no process holds, but one. Return them."""
-    removed: list[Path] = []
-    with contextlib.suppress(FileNotFoundError):
-        # In a folder that another user can write to, names may lead anywhere.
-        if not is_private(user_folder.lstat()):
-            return removed
-    for lock_path in user_folder.glob("*/*.lock"):
-        folder = lock_path.with_suffix("")
-        if folder == but or lock_path.is_symlink() or lock_path.parent.is_symlink():
-            continue
-        if _remove_unless_held(folder, lock_path):
-            removed.append(folder)
-    return removed
+    folders = [path.with_suffix("") for path in user_folder.glob("*/*.lock")]
+    return [each for each in folders if each != but and _remove_unless_held(each)]
 
 
 @contextlib.contextmanager
