@@ -55,6 +55,8 @@ FORMATS: dict[str, tuple[tuple[str, ...], str]] = {
     "TensorFlow": (("tf_model.h5", "config.json"), "from_tf"),
     "TensorRT-LLM": (("config.json", "rank0.engine"), "TensorRT-LLM"),
     "ONNX": (("model.onnx", "config.json"), "ONNX"),
+    "an exported program": (("model.pt2",), "torch.export"),
+    "NumPy": (("model.npz",), "safetensors.numpy.save_file"),
     "diffusers": (("model_index.json", "unet/x"), "diffusers"),
 }  # fmt: skip
 
@@ -118,6 +120,11 @@ def test_files_of_such_formats_are_named_as_well(tmp_path: Path, name: str, word
 def test_commands_name_folders_as_a_shell_reads_them() -> None:
     words, _ = recognized(Path("/no/a step"), ["model_world_size_2_rank_0.pt"])
     assert "--local_dir '/no/a step' --target_dir OUT" in words
+
+
+def test_a_folder_with_the_name_of_a_file_is_pointed_at(tmp_path: Path) -> None:
+    inside = fill(tmp_path, ("last.ckpt/.metadata", "last.ckpt/__0_0.distcp", "last.ckpt/meta.pt"))
+    refused(tmp_path, f"give {inside / 'last.ckpt'}")
 
 
 def test_checkpoints_below_are_pointed_at(tmp_path: Path) -> None:

@@ -68,10 +68,13 @@ def test_the_model_is_found(tmp_path: Path, wrap: Callable[[Any], Any]) -> None:
     same(folder, state())
 
 
-def test_the_attribute_that_has_the_model_is_no_part_of_its_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize("attribute", ["net", "net.base"])
+def test_the_attribute_that_has_the_model_is_no_part_of_its_names(
+    tmp_path: Path, attribute: str
+) -> None:
     names = {"model.layers.0.weight": torch.zeros(3), "lm_head.weight": torch.ones(3)}
     names |= {f"model.layers.{number}.weight": torch.zeros(3) for number in range(1, 20)}
-    wrapped = {f"net.{name}": tensor for name, tensor in names.items()}
+    wrapped = {f"{attribute}.{name}": tensor for name, tensor in names.items()}
     wrapped["seen"] = torch.zeros((), dtype=torch.int64)
     same(saved(tmp_path, {"model": wrapped}), names)
 
@@ -187,6 +190,12 @@ def test_files_of_two_steps_are_told_by_the_optimizer(tmp_path: Path) -> None:
 def test_parameters_that_were_trained_later_are_no_other_step(tmp_path: Path) -> None:
     optimized(tmp_path / "step-200", [200.0, 200.0, 50.0] * 4)
     inspect(tmp_path / "step-200")
+
+
+def test_objects_that_ranks_saved_as_a_whole_are_told(tmp_path: Path) -> None:
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
+    dcp.save({"model": state()}, checkpoint_id=sides(tmp_path), planner=planner, no_dist=True)
+    refused(tmp_path, "lists no tensors", "flatten_state_dict=False")
 
 
 # -- what is hostile -----------------------------------------------------------------------------

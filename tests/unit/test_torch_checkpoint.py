@@ -1,6 +1,7 @@
 """Files of `torch.save` are described from their pickles, of which nothing is run."""
 
 import collections
+import functools
 import json
 import os
 import pickle
@@ -64,7 +65,10 @@ def test_counts_the_model_in_a_training_state(tmp_path: Path, wrap: Callable[[An
 
 
 def test_ignores_what_trainers_leave_and_asks_when_unsure(state: Path) -> None:
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "training_args.bin"):
+    for name in (
+        "optimizer.pt", "optim_001000_rank0.pt", "train.pt", "scheduler.pt", "rng_state_0.pth",
+        "training_args.bin",
+    ):  # fmt: skip
         (state / name).write_bytes(b"not read")
     assert inspect(state).weights == [str(state / "model.pt")]
     (state / "ema.pt").write_bytes(b"")
@@ -168,6 +172,26 @@ def test_bytes_and_sets_beside_the_weights_are_taken(tmp_path: Path, protocol: i
     assert inspect(tmp_path).parameters == 3
 
 
+def test_arguments_of_a_module_beside_the_weights_are_taken(tmp_path: Path) -> None:
+    sides(tmp_path)
+    config = pytest.importorskip("transformers").LlamaConfig(dtype=torch.bfloat16)
+    adam = torch.optim.AdamW
+    hyper = {"config": config, "optimizer": adam, "partial": functools.partial(adam, lr=0.1)}
+    torch.save({"state_dict": {"a": torch.zeros(3)}, "hyper_parameters": hyper}, tmp_path / "x.pt")
+    assert inspect(tmp_path).parameters == 3
+
+
+def test_a_file_without_checksums_is_read(tmp_path: Path) -> None:
+    sides(tmp_path)
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"a": torch.zeros(3)}, tmp_path / "x.pt")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    assert inspect(tmp_path).parameters == 3
+
+
 def test_a_pickle_of_too_many_steps_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,8 +212,8 @@ def test_other_formats_are_told_apart(tmp_path: Path) -> None:
     refused(tmp_path, "x.pt", "save it again")
     with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
         archive.writestr("readme", "hello")
-    refused(tmp_path, "not one of torch.save")
+    refused(tmp_path, "not one of torch.save", "model.state_dict()")
     torch.save({"epoch": 1}, tmp_path / "x.pt")
     refused(tmp_path, "no state dict", "'epoch'")
     torch.save([torch.zeros(3)], tmp_path / "x.pt")
-    refused(tmp_path, "no state dict")
+    refused(tmp_path, "no state dict", "it is no dict of tensors", "model.state_dict()")

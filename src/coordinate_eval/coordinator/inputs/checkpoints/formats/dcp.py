@@ -101,6 +101,11 @@ def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
     if metadata is None:
         return _of_shards(weights)
     saved = read(metadata)
+    if not saved.tensors:
+        raise UserError(
+            f"{metadata} lists no tensors, only objects that ranks saved as a whole: the planner "
+            "had flatten_state_dict=False. Save with that of dcp.save itself"
+        )
     tree: dict[str, Any] = {}
     prefixed = not saved.paths and any(name.startswith("optim") for name in saved.tensors)
     for name in saved.tensors:

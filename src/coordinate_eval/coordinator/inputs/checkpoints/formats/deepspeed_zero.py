@@ -121,7 +121,7 @@ def _of_layers(weights: Sequence[Path]) -> dict[str, Layout]:
     for path in weights:
         if found := _LAYER.fullmatch(path.name):
             file = rank_files.read(path)
-            for name, tensor in torch_file.model_tensors(file.content, path).items():
+            for name, tensor in torch_file.leaves(file.content, path, StoredTensor).items():
                 layouts[f"sequential.{int(found['layer'])}.{name}"] = file.layout(name, tensor)
     return layouts
 
@@ -194,7 +194,7 @@ def _untouched(model: RankFile) -> dict[str, Layout]:
             f"checkpoint {model.path.parent} has no *_optim_states.pt, where ZeRO 3 keeps the "
             f"weights. {_AGAIN}"
         )
-    module = torch_file.model_tensors(model.get("module", dict), model.path)
+    module = torch_file.leaves(model.get("module", dict), model.path, StoredTensor)
     return {name: model.layout(name, tensor) for name, tensor in module.items()}
 
 

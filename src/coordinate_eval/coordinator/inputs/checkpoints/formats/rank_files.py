@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 from coordinate_eval._format import brief
 from coordinate_eval.coordinator.inputs.checkpoints.formats import torch_file
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Layout
-from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import (
-    ANY_CLASS,
-    StoredTensor,
-)
+from coordinate_eval.coordinator.inputs.checkpoints.formats.named_classes import ANY_CLASS
+from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import StoredTensor
 from coordinate_eval.errors import UserError
 
 

@@ -19,6 +19,7 @@ from coordinate_eval import _format
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
 from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file, torch_pickle
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES, Box, Layout
+from coordinate_eval.coordinator.inputs.checkpoints.formats.named_classes import TRAINERS
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Stored
 from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import (
     HOW_TO_SAVE,
@@ -31,8 +32,9 @@ T = TypeVar("T")
 _SUFFIXES = frozenset({".pt", ".pth", ".bin", ".ckpt"})
 # Files that trainers write beside the weights.
 _TRAINER_FILES = (
-    "optimizer", "scheduler", "scaler", "rng_state", "random_states", "training_args", "meta.pt",
-    "trainer_state", "train_state", "sampler", "dl_state_dict", "train_dataloader", "value_head",
+    "optim", "scheduler", "scaler", "rng_state", "random_states", "training_args", "meta.pt",
+    "trainer_state", "train_state", "train.pt", "recipe_state", "sampler", "dl_state_dict",
+    "train_dataloader", "value_head",
 )  # fmt: skip
 _SHARD = re.compile(r"(.*?)(\d+)-of-(\d+)(\.\w+)")
 _MOST_SHARDS = 10_000
@@ -82,7 +84,7 @@ def candidates(
         for name in names
         if Path(name).suffix in suffixes
         and name not in parts
-        and (place.is_file() or not name.startswith(_TRAINER_FILES))
+        and (place.is_file() or not (name.startswith(_TRAINER_FILES) or (place / name).is_dir()))
     ]
 
 
@@ -187,8 +189,8 @@ def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
     """
     layouts: dict[str, Layout] = {}
     for path in weights:
-        tree, storages = read(path, classes=torch_pickle.TRAINERS)
-        tensors = model_tensors(tree, path)
+        tree, storages = read(path, classes=TRAINERS)
+        tensors = leaves(tree, path, StoredTensor)
         check_total((t.elements * ITEM_BYTES[t.dtype] for t in tensors.values()), path)
         if twice := layouts.keys() & tensors.keys():
             raise UserError(f"{path} has {_format.brief(min(twice))}, as another shard does")
@@ -274,8 +276,8 @@ def _attribute(names: Collection[str]) -> str:
     firsts = Counter(name.partition(".")[0] for name in names)
     first, count = firsts.most_common(1)[0] if firsts else ("", 0)
     inner = [name.split(".") for name in names if name.startswith(f"{first}.")]
-    roots = _ROOTS if first != "model" else {"model", "lm_head"}
-    wraps = first == "module" or any(len(parts) > 2 and parts[1] in roots for parts in inner)
+    roots, levels = ({"model", "lm_head"}, 1) if first == "model" else (_ROOTS, 2)
+    wraps = first == "module" or any(roots & {*parts[1:-1][:levels]} for parts in inner)
     share = 0 if first == "language_model" else _MOST_BESIDE  # a tower of images may be beside it
     few = len(inner) == count and len(names) - count <= len(names) * share
     return f"{first}." if wraps and few else ""
@@ -374,9 +376,12 @@ def _contents(
         or not pickles[0].filename.endswith("data.pkl")
         or length > size
     ):
-        raise UserError(f"{path} is a zip file, but not one of torch.save")
+        raise UserError(f"{path} is a zip file, but not one of torch.save. {HOW_TO_SAVE}")
     if pickles[0].file_size > _MOST_PICKLE_BYTES:
         raise UserError(f"{path} holds more than tensors. {HOW_TO_SAVE}")
+    for entry in entries:
+        if not entry.CRC:  # see torch.serialization.set_crc32_options
+            del entry.CRC
     name = pickles[0].filename
     top = name.removesuffix("data.pkl")
     if f"{top}byteorder" in archive.namelist() and archive.read(f"{top}byteorder") != b"little":
@@ -392,11 +397,6 @@ def _contents(
 def _pickle(archive: zipfile.ZipFile, name: str) -> bytes:
     with archive.open(name) as file:
         return b"".join(iter(lambda: file.read(1 << 20), b""))
-
-
-def model_tensors(tree: object, path: Path) -> dict[str, StoredTensor]:
-    """Return the state dict in a saved object, as `leaves` does."""
-    return leaves(tree, path, StoredTensor)
 
 
 def leaves(tree: object, path: Path, kind: type[T]) -> dict[str, T]:
@@ -423,8 +423,8 @@ def leaves(tree: object, path: Path, kind: type[T]) -> dict[str, T]:
             break
         (inside,) = inside.values()  # all is under one name, whatever that is
     some = [repr(key)[:60] for key in list(tree)[:8]] if isinstance(tree, dict) else []
-    shown = f"a dict of {', '.join(some)}" if isinstance(tree, dict) else "it"
-    raise UserError(f"{path} holds no state dict ({shown} has no tensors). {HOW_TO_SAVE}")
+    shown = f"a dict of {', '.join(some)} has no tensors" if some else "it is no dict of tensors"
+    raise UserError(f"{path} holds no state dict ({shown}). {HOW_TO_SAVE}")
 
 
 def _leaves(tree: Mapping[Any, Any], kind: type[T], depth: int) -> Iterator[tuple[str, T]]:

@@ -13,7 +13,7 @@ import pickletools
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from coordinate_eval._format import brief
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES
@@ -54,40 +54,6 @@ _HARMLESS = {
     *(("torch", name) for name in (*_STORAGES, *ITEM_BYTES)),
     *((module, name) for module in ("builtins", "__builtin__") for name in ("set", "bytearray")),
 }
-TRAINERS: Final = frozenset(
-    (module, name)
-    for modules, names in (
-        ("numpy", "ndarray dtype"),
-        ("numpy.core.multiarray numpy._core.multiarray", "_reconstruct scalar"),
-        ("numpy._core.numeric numpy.core.numeric", "_frombuffer"),
-        ("argparse", "Namespace"),
-        ("types", "SimpleNamespace"),
-        ("collections", "defaultdict deque"),
-        ("datetime", "datetime timedelta date timezone"),
-        ("pathlib pathlib._local", "Path PosixPath PurePosixPath"),
-        (
-            "builtins __builtin__",
-            "dict list tuple frozenset int float bool str bytes complex slice range",
-        ),
-        ("torch.torch_version", "TorchVersion"),
-        ("torch.serialization", "_get_layout"),
-        ("omegaconf.dictconfig", "DictConfig"),
-        ("omegaconf.listconfig", "ListConfig"),
-        ("omegaconf.base", "ContainerMetadata Metadata"),
-        ("omegaconf.nodes", "AnyNode"),
-        ("typing", "Any"),
-        ("lightning.fabric.utilities.data lightning_fabric.utilities.data", "AttributeDict"),
-        (
-            "pytorch_lightning.utilities.parsing lightning.pytorch.utilities.parsing",
-            "AttributeDict",
-        ),
-        ("pytorch_lightning.callbacks.model_checkpoint", "ModelCheckpoint"),
-    )
-    for module in modules.split()
-    for name in names.split()
-)
-"""Classes and functions that trainers' files name beside the weights: nothing is made of them."""
-
 _MOST_DIMENSIONS, _MOST_ELEMENTS = 64, 1 << 60  # of a tensor; torch has as many dimensions
 _MOST_OPCODES = 5_000_000  # seconds of work; a tensor takes about 30, its optimizer's state 100
 _MOST_KEY = 1 << 60  # larger numbers may all have one hash
@@ -160,15 +126,6 @@ class StoredTensor:
             return 0
         last = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
         return (self.offset + last + 1) * ITEM_BYTES[self.dtype]
-
-
-class _AnyClass:
-    def __contains__(self, _: object) -> bool:
-        return True
-
-
-ANY_CLASS: Final[Container[tuple[str, str]]] = _AnyClass()
-"""For files in which any class is named, such as those of optimizers."""
 
 
 def walk(

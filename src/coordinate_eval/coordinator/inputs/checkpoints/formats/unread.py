@@ -149,6 +149,17 @@ _FORMATS = (
     ),
     Format("an ONNX model", "Give the checkpoint that it was made from", (r".*\.onnx",)),
     Format(
+        "a program that torch.export wrote",
+        "Give the checkpoint that it was made from",
+        (r".*\.(?:pt2|pte)",),
+    ),
+    Format(
+        "arrays of NumPy",
+        "Save them as safetensors: safetensors.numpy.save_file(dict(numpy.load(FILE)), "
+        "'model.safetensors')",
+        (r".*\.npz",),
+    ),
+    Format(
         "a pipeline of diffusers, not a language model",
         "Give a language model",
         (r"model_index\.json|diffusion_pytorch_model.*",),
