@@ -160,6 +160,13 @@ def test_files_of_ranks_that_are_missing_or_cut_are_named(tmp_path: Path) -> Non
     refused(folder, "written last", "try again afterwards")
 
 
+def test_a_file_that_was_cut_behind_the_model_was_being_written(tmp_path: Path) -> None:
+    content = {"model": state(), "optimizer": {"exp_avg": torch.zeros(5000)}}
+    file = saved(tmp_path / "step-1", content) / "__0_0.distcp"
+    os.truncate(file, file.stat().st_size - 10_000)
+    refused(file.parent, file.name, "cut short")
+
+
 def test_parts_of_another_save_are_refused(tmp_path: Path) -> None:
     one, two = (
         saved(tmp_path / name, {"model": {"a": torch.zeros(*shape)}})

@@ -119,7 +119,7 @@ def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
         raise UserError(f"{metadata} has tensors that differ only in the names of wrappers")
     folder = metadata.parent
     layouts = {name: _placed(folder, found[n], saved) for n, name in own.items()}
-    _check_files(folder, layouts.values(), {file.name for file in weights})
+    _check_files(folder, layouts.values(), saved, {file.name for file in weights})
     _check_steps(folder, saved)
     return Stored(layouts)
 
@@ -155,8 +155,13 @@ def _placed(folder: Path, name: str, saved: Saved) -> Layout:
     return dataclasses.replace(layout, boxes=tuple(boxes))
 
 
-def _check_files(folder: Path, layouts: Collection[Layout], listed: Container[str]) -> None:
+def _check_files(
+    folder: Path, layouts: Collection[Layout], saved: Saved, listed: Container[str]
+) -> None:
     """Check that files of ranks are among those listed, and as long as the metadata says.
+
+    So are the optimizer's parts in them, which are written last: a file that was cut among these
+    was being written, and others may be of the save before.
 
     Raises:
         UserError: They are not.
@@ -165,6 +170,10 @@ def _check_files(folder: Path, layouts: Collection[Layout], listed: Container[st
     for layout in layouts:
         for box in layout.boxes:
             ends[box.file] = max(ends.get(box.file, 0), box.at + box.length)
+    named = {file.name: file for file in ends}
+    for part in saved.parts.values():
+        if file := named.get(part.file):
+            ends[file] = max(ends[file], part.at + part.length)
     missing = sorted(file.name for file in ends if file.name not in listed or not file.is_file())
     if missing:
         raise UserError(

@@ -18,8 +18,9 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats import (
     rank_files,
     torch_file,
 )
+from coordinate_eval.coordinator.inputs.checkpoints.formats.named_classes import ANY_CLASS
 from coordinate_eval.coordinator.inputs.checkpoints.formats.rank_files import RankFile
-from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import ANY_CLASS, Object
+from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import Object
 from coordinate_eval.errors import UserError
 
 COMMON: Final = "common.pt"

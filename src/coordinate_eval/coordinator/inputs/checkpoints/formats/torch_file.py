@@ -60,15 +60,14 @@ _DAMAGED = (
     struct.error,
 )
 
-
 WRAPPERS: Final = re.compile(
     r"(?:^|(?<=\.))"
     r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
 )
 """Names that torch.compile, FSDP and activation checkpointing insert. No module is named so."""
 
-# First parts of names in models of Hugging Face, which the name of an attribute may precede.
 _MOST_BESIDE = 0.1  # of tensors, such as counters and heads of losses, in a module that trains it
+# First parts of names in models of Hugging Face, which names of attributes may precede.
 _ROOTS = {"model", "lm_head", "transformer", "gpt_neox", "backbone", "embed_out"}
 
 
