@@ -102,10 +102,17 @@ def test_shards_that_the_index_names_count_and_without_it_one_save(tmp_path: Pat
     refused(folder, "incomplete", "gone.bin")
 
 
-def test_parts_of_ranks_in_a_file_are_refused_with_a_way_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names", [["torch.distributed.tensor DTensor"], ["torch._utils _rebuild_wrapper_subclass",
+              "torch.distributed._shard.sharded_tensor.api ShardedTensor"]],
+)  # fmt: skip
+def test_parts_of_ranks_in_a_file_are_refused_with_a_way_out(
+    tmp_path: Path, names: list[str]
+) -> None:
     sides(tmp_path)
+    pickled = "".join("c" + name.replace(" ", "\n") + "\n" for name in names)
     with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
-        archive.writestr("x/data.pkl", b"\x80\x02ctorch.distributed.tensor\nDTensor\n.")
+        archive.writestr("x/data.pkl", b"\x80\x02" + pickled.encode() + b".")
     refused(tmp_path, "x.pt holds parts of tensors", "full_state_dict=True")
 
 

@@ -21,6 +21,7 @@ _OF_TRAINERS = frozenset(
             "dict list tuple frozenset int float bool str bytes complex slice range",
         ),
         ("torch.torch_version", "TorchVersion"),
+        ("torch._utils", "_rebuild_wrapper_subclass"),  # the class that it names is judged
         ("torch.serialization", "_get_layout"),
         ("omegaconf.dictconfig", "DictConfig"),
         ("omegaconf.listconfig", "ListConfig"),
