@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from fsspec import register_implementation
 from tests.stores import Shelf, new_shelf, put
 from tests.tiny import sharded, tiny_model
 
@@ -394,3 +395,39 @@ def test_a_refusal_in_the_words_of_any_package_is_told_from_a_failure(error: Exc
         remote.fetch(remote.RemotePath("shelf:/bucket/run/a"), 0, 2)
     assert not isinstance(raised.value, StoreSilent)
     assert remote.located("shelf://bucket/run").exists()
+
+
+class _Lying(Shelf):
+    """A store of S3's protocol with one page, which is that of every listing."""
+
+    protocol = ("lying",)
+    req_kw: dict[str, str] = {}  # noqa: RUF012
+    page: dict[str, object] = {}  # noqa: RUF012
+
+    def connect(self) -> None:
+        """Do nothing: it is connected."""
+
+    def split_path(self, path: str) -> tuple[str, str, None]:
+        return "bucket", path, None
+
+    def call_s3(self, *_: object, **__: object) -> dict[str, object]:
+        return self.page
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        {"Contents": [{"Key": "run/a", "Size": 1}], "IsTruncated": True},
+        {"Contents": [{"Key": "run/a", "Size": 1}], "IsTruncated": True,
+         "NextContinuationToken": "the same"},
+        {"Contents": [{"Key": "run/a"}]},
+        {"CommonPrefixes": [{}]},
+    ],
+)  # fmt: skip
+def test_a_listing_that_makes_no_sense_is_a_store_that_does_not_answer(
+    page: dict[str, object],
+) -> None:
+    register_implementation("lying", _Lying, clobber=True)
+    _Lying.page = page
+    with pytest.raises(StoreSilent, match=r"lying://bucket/run cannot be read"):
+        list(remote.located("lying://bucket/run").iterdir())

@@ -127,19 +127,28 @@ def listed(url: str) -> Iterator[dict[str, Any]]:
         return
     bucket, key, _ = store.split_path(folder)
     asked = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", "Delimiter": "/", **store.req_kw}
-    began = time.monotonic()
+    began, after = time.monotonic(), ""
     while True:
-        page = ask(url, lambda: store.call_s3("list_objects_v2", **asked), _ANSWER_SECONDS)
-        for each in page.get("CommonPrefixes", ()):
-            yield {"name": f"{bucket}/{each['Prefix']}", "type": "directory"}
-        for each in page.get("Contents", ()):
-            yield each | {"name": f"{bucket}/{each['Key']}", "size": each["Size"]}
-        if not page.get("IsTruncated"):
+        before = after
+        names, after = ask(url, lambda: _page(store, asked), _ANSWER_SECONDS)
+        yield from names
+        if not after:
             return
-        before, after = asked.get("ContinuationToken"), page["NextContinuationToken"]
         if before == after or time.monotonic() - began > _LIST_SECONDS:
             raise words(url, TimeoutError(f"no end of its list within {_LIST_SECONDS:g} s"))
         asked["ContinuationToken"] = after
+
+
+def _page(store: Any, asked: dict[str, str]) -> tuple[list[dict[str, Any]], str]:  # noqa: ANN401
+    """Return what a page of a listing of S3 tells of names, and the token of the next page."""
+    page, bucket = store.call_s3("list_objects_v2", **asked), asked["Bucket"]
+    names = [
+        {"name": f"{bucket}/{each['Prefix']}", "type": "directory"}
+        for each in page.get("CommonPrefixes", ())
+    ]
+    for each in page.get("Contents", ()):
+        names.append(each | {"name": f"{bucket}/{each['Key']}", "size": each["Size"]})
+    return names, page["NextContinuationToken"] if page.get("IsTruncated") else ""
 
 
 def fetch(url: str, start: int, stop: int) -> bytes:
