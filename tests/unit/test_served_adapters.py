@@ -51,8 +51,6 @@ def weights_of(run: Run) -> StagedWeights:
         ({"modules_to_save": ["lm_head"]}, r"factors of low rank, such as .*lm_head"),
         ({"target_modules": ["q_proj", "embed_tokens"]}, "has .* such as .*embed_tokens"),
         ({"target_modules": ["q_proj", "lm_head"]}, "lm_head"),
-        ({"alpha_pattern": {"q_proj": 3}}, "several scales"),
-        ({"rank_pattern": {"q_proj": 3}}, "several scales"),
         ({"r": 513}, "rank 513, and vLLM takes 512 at most"),
     ],
 )
@@ -149,6 +147,25 @@ def test_vllm_gets_an_adapter_with_one_scale_in_safetensors(
     assert told["max_lora_rank"] == 16
     assert told["lora_target_modules"] == ["down_proj", "q_proj"]
     assert not list((tmp_path / "memory").iterdir())
+
+
+def test_vllm_gets_several_scales_in_the_factors(base: Path, tmp_path: Path) -> None:
+    torch: Any = importlib.import_module("torch")
+    folder = tmp_path / "adapter"
+    patterns = {"alpha_pattern": {"q_proj": 3}, "rank_pattern": {"down_proj": 9}}
+    adapted(base, folder, r=4, lora_alpha=6, **patterns)
+    given = files.load_file(folder / "adapter_model.safetensors")
+    (tmp_path / "memory").mkdir()
+    run = run_of(folder, tmp_path / "memory", **SERVE)
+    weights = weights_of(run)
+    with weights.hold(), adapter_files(weights, lease.leased(run)) as made:
+        kept = files.load_file(made / "adapter_model.safetensors")
+        config = json.loads((made / "adapter_config.json").read_text())
+    assert (config["lora_alpha"], config["r"]) == (9, 9)
+    assert kept.keys() == given.keys()
+    for name, tensor in given.items():
+        scale = 1 if "lora_A" in name else 3 / 4 if "q_proj" in name else 6 / 9
+        assert torch.equal(kept[name], tensor * scale)
 
 
 def test_an_adapter_that_changed_or_is_not_finite_is_not_served(base: Path, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Adapters that vLLM serves by its own LoRA, in place of merging: which, and what it reads of them.
 
-vLLM 0.32 (`vllm/lora/`) adds products of low rank to linear layers, with one scale for all of them.
-Whatever else an adapter has is refused: vLLM would refuse it when GPUs are there, or leave it out.
+vLLM 0.32 (`vllm/lora/`) adds products of low rank to linear layers. Several scales are put into the
+factors, since older versions know only one. Whatever else an adapter has is refused: vLLM would
+refuse it when GPUs are there, or leave it out.
 """
 
 from collections.abc import Mapping
@@ -67,18 +68,19 @@ class Served(Source):
         if other := next(iter((*found.whole.values(), *found.rows.values())), None):
             raise self._refuse(f"has more than factors of low rank, such as {brief(other)}")
         self._names: dict[str, str] = {}
-        scales: dict[float, int] = {}
+        scales: dict[str, float] = {}
+        rank = 0
         for module, levels in found.products.items():
             self._check(module, levels, config)
             (factors,) = levels.values()
             for key in "AB":
                 self._names[f"base_model.model.{module}.lora_{key}.weight"] = factors[key]
-            rank = self._source.tensors[factors["A"]].shape[0]
-            scale = config.scale(module, rank)
-            scales[scale] = max(rank, scales.get(scale, 0))
-        if len(scales) > 1:
-            raise self._refuse("has several scales, by rank_pattern or alpha_pattern")
-        ((scale, rank),) = scales.items()
+            own = self._source.tensors[factors["A"]].shape[0]
+            scales[f"base_model.model.{module}.lora_B.weight"] = config.scale(module, own)
+            rank = max(rank, own)
+        several = len(set(scales.values())) > 1
+        self._scales = scales if several else {}
+        scale = 1.0 if several else next(iter(scales.values()))
         if rank > vllm_lora.RANKS[-1]:
             raise self._refuse(f"has rank {rank}, and vLLM takes {vllm_lora.RANKS[-1]} at most")
         modules = sorted({module.rpartition(".")[2] for module in found.products})
@@ -92,15 +94,17 @@ class Served(Source):
     @cached_property
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the type and the shape of each tensor by its name."""
-        return {name: self._source.tensors[stored] for name, stored in self._names.items()}
+        found = {name: self._source.tensors[stored] for name, stored in self._names.items()}
+        return found | {name: Tensor("float32", found[name].shape) for name in self._scales}
 
     def read(self, name: str) -> "torch.Tensor":
         """Return a tensor."""
-        return self._source.read(self._names[name])
+        tensor = self._source.read(self._names[name])
+        return tensor.float() * self._scales[name] if name in self._scales else tensor
 
     def layout(self, name: str) -> Layout | None:
         """Return where the elements of a tensor lie."""
-        return self._source.layout(self._names[name])
+        return None if name in self._scales else self._source.layout(self._names[name])
 
     def _check(self, module: str, levels: Mapping[int, Factors], config: AdapterConfig) -> None:
         factors = [key for each in levels.values() for key in each]
