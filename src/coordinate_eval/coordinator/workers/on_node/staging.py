@@ -165,7 +165,7 @@ class StagedWeights:
                 _check_there(source)
                 raise UserError(
                     f"cannot stage {source.path} into {self.folder}: {error.strerror}; "
-                    f"it needs {source.bytes / 2**30:.1f} GiB of the node's memory"
+                    f"it needs {size(source.bytes)} of the node's memory"
                 ) from error
             self.copy_seconds = None if linked else time.monotonic() - began
         return True
