@@ -17,8 +17,14 @@ except ImportError:  # PyYAML was built without it
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
+_MERGE = "tag:yaml.org,2002:merge"
 _MOST_VALUES = 100_000
+_MOST_DIGITS = 1000  # of a number: those of 1:30:00 multiply
 _MOST_DEPTH = 100  # readers of JSON stop at twice that
+
+
+# Also of numbers and dates that there are not, and of a value that is none of its !!tag.
+_WRONG = (yaml.YAMLError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
 
 
 class Place(NamedTuple):
@@ -84,7 +90,7 @@ def read(path: Path, what: str) -> Any:  # noqa: ANN401 - any YAML value
         UserError: It cannot be read, or is no YAML; names file and line.
     """
     text = _user_files.read_text(path, what, anybodys=True)
-    return _document(Source(text, str(path), path.parent, str(path), what))
+    return document(Source(text, str(path), path.parent, str(path), what))
 
 
 def read_as(kind: type[ModelT], path: Path, what: str, key: str) -> ModelT:
@@ -106,17 +112,21 @@ def located(source: Source) -> Located:
     Raises:
         UserError: It is malformed; names file and line.
     """
-    tree = _document(source)
+    tree = document(source)
     if not isinstance(tree, Located):
         raise wrong(Place(source.where, 1, source.what), f"a {source.what} must be a mapping")
     return tree
 
 
-def _document(source: Source) -> Any:  # noqa: ANN401 - any YAML value
+def document(source: Source) -> Any:  # noqa: ANN401 - any YAML value
+    """Return the document in a YAML file, its mappings with the line of every key.
+
+    Raises:
+        UserError: It is malformed; names file and line.
+    """
     start = Place(source.where, 1, source.what)
     try:
-        if _too_deep(source.text):
-            raise ValueError("it is nested too deeply")
+        _check_size(source.text)
         loader = _Loader(source.text)
         loader.where, loader.what = source.where, source.what
         tree = loader.get_single_data()
@@ -124,8 +134,8 @@ def _document(source: Source) -> Any:  # noqa: ANN401 - any YAML value
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         place = Place(source.where, line, source.what)
         raise wrong(place, f"this is not YAML: {error.problem}") from error
-    except (yaml.YAMLError, ValueError) as error:  # also numbers and dates that there are not
-        raise wrong(start, f"this is not YAML: {' '.join(str(error).split())}") from error
+    except _WRONG as error:
+        raise wrong(start, f"this is not YAML: {_format.brief(error)}") from error
     if _has_too_many(tree):
         most = f"more than {_MOST_VALUES:,} values"
         raise wrong(start, f"it has {most}, counting aliases (*name) as often as used")
@@ -170,27 +180,47 @@ def check_json(value: object, place: Place, what: str) -> None:
 class _Loader(_SafeLoader):
     where = ""
     what = ""
+    merged = 0
+    """Values that `<<` has taken over."""
 
     def place(self, node: yaml.Node) -> Place:
         return Place(self.where, node.start_mark.line + 1, self.what)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Refuse `<<` in a set: PyYAML's own merge makes sets of any size."""
+        if any(key.tag == _MERGE for key, _ in node.value):
+            raise wrong(self.place(node), "<< takes mappings")
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> Located:
     found, merged = Located({}, loader.place(node), {}), Located({}, loader.place(node), {})
     for key_node, value_node in node.value:
         value = loader.construct_object(value_node, deep=True)
-        if key_node.tag == "tag:yaml.org,2002:merge":
+        if key_node.tag == _MERGE:
             for each in value if isinstance(value, list) else [value]:
                 if not isinstance(each, Located):
                     raise wrong(loader.place(key_node), "<< takes mappings")
-                merged = merged.over(each)
+                loader.merged += 1 + len(each)
+                if loader.merged > _MOST_VALUES:
+                    raise wrong(loader.place(key_node), "<< takes too many values")
+                new = each.keys() - merged.keys()
+                merged.update({key: each[key] for key in each if key in new})
+                merged.places.update({key: each.places[key] for key in new})
             continue
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise wrong(loader.place(key_node), "a key must be a text or a number")
         key = str(loader.construct_object(key_node, deep=True))
         if key in found:
             raise wrong(loader.place(key_node), f"key {key!r} is given twice")
         found[key] = value
         found.places[key] = loader.place(key_node)
     return found.over(merged) if merged else found
+
+
+def _number(loader: _Loader, node: yaml.ScalarNode) -> Any:  # noqa: ANN401 - int or float
+    if len(node.value) > _MOST_DIGITS:
+        raise ValueError("no number has so many digits")
+    return _SafeLoader.yaml_constructors[node.tag](loader, node)
 
 
 def _sequence(loader: _Loader, node: yaml.SequenceNode) -> LocatedList:
@@ -200,17 +230,24 @@ def _sequence(loader: _Loader, node: yaml.SequenceNode) -> LocatedList:
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_SEQUENCE_TAG, _sequence)
+for _tag in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _number)
 
 
-def _too_deep(text: str) -> bool:
-    """Return whether a document is nested so deeply that libyaml may overrun its stack."""
+def _check_size(text: str) -> None:
+    """Refuse a text before it is made into values.
+
+    Raises:
+        ValueError: It is nested so deeply that libyaml may overrun its stack, or takes minutes.
+    """
     depth = 0
-    for event in yaml.parse(text, _Loader):
+    for number, event in enumerate(yaml.parse(text, _Loader)):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > _MOST_DEPTH:
-            return True
-    return False
+            raise ValueError("it is nested too deeply")
+        if number > 4 * _MOST_VALUES:  # a value may have a key, and two events
+            raise ValueError(f"it has more than {_MOST_VALUES:,} values")
 
 
 def _has_too_many(tree: object) -> bool:

@@ -316,13 +316,15 @@ def _described(
         opened = mixed
         whole = reading.config_of(opened, whole)
         text = text_config(whole, of_model)
-    tensors, counts = opened.tensors, _parameters_by_type(opened)
+    tensors, converted = opened.tensors, kind.converted or names is not None
+    if converted:
+        _check_types(place, tensors)
+    counts = _parameters_by_type(opened)
     if not counts:
         raise UserError(f"{place} has no parameters: its weight files hold no tensors")
     dtype = max(counts, key=lambda dtype: counts[dtype])
     size = sum(file.stat().st_size for file in weights)
-    if kind.converted or names is not None:  # an optimizer may lie in the files
-        _check_types(place, tensors)
+    if converted:  # an optimizer may lie in the files
         size = sum(count * ITEM_BYTES[dtype] for dtype, count in counts.items())
     if size > _MOST_WEIGHT_BYTES:
         raise UserError(

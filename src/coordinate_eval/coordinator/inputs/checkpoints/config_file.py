@@ -5,6 +5,7 @@ Mixtral are described by it, as the conversion scripts of transformers read it. 
 says is refused: a setting that is left out would be another model.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -108,7 +109,7 @@ def _check_known(given: Mapping[str, Any], file: Path) -> None:
 def _of_mistral(given: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Return what only configs of Mistral and Mixtral have."""
     window, experts = given.get("sliding_window"), given.get("moe", {})
-    if not str(window or 0).isdecimal():
+    if not re.fullmatch(r"\d{1,9}", str(window or 0)):
         raise _unclear(file, "its layers have different sliding windows")
     config: dict[str, Any] = {
         "model_type": "mistral",

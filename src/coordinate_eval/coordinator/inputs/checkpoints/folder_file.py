@@ -97,6 +97,8 @@ def _read(path: Path, owner: int) -> FolderFile:
         if not isinstance(value, str):
             raise wrong(tree.at(key), f"{key} must be a path")
     paths = {key: remote.joined(path.parent, value) for key, value in tree.items()}
+    if (own := paths.get("mapping")) and not isinstance(own, remote.RemotePath):
+        _user_files.check_regular(own, "mapping")
     return FolderFile(**paths, folder=path.parent)
 
 

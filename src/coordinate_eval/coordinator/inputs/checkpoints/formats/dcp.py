@@ -21,6 +21,7 @@ from coordinate_eval._format import brief, plural
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
 from coordinate_eval.coordinator.inputs.checkpoints.formats import (
     safetensors_file,
+    state_dicts,
     torch_file,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.formats.dcp_metadata import (
@@ -41,7 +42,7 @@ FOLDERS: Final = re.compile(r"pytorch_model_fsdp_0|model_and_optim|model|dcp|sha
 _SHARD = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
 _OF_OPTIMIZERS = ("optimizer.", "chained_")  # names in Megatron's, which has no nested dicts
 _SHARDING = "DCP_SHARDING_INFO"  # torch/distributed/checkpoint/_hf_utils.py
-_COUNTER = re.compile(r"(?:.*\.)?optim(?:izer)?(?:_\d+)?\..*\.step", re.DOTALL)
+_OF_STATE = re.compile(r"(?:^|\.)optim(?:izer)?(?:_\d+)?\.")
 _COUNTERS = 3  # that are read of each file whose steps are in doubt
 _FLOAT = struct.Struct("<f")
 
@@ -113,7 +114,7 @@ def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
         if len(keys) == 1 and name.startswith(_OF_OPTIMIZERS):
             continue
         _insert(tree, name.split(".", 1) if prefixed else keys, _Name(name))
-    found = torch_file.leaves(tree, metadata, _Name)
+    found = state_dicts.leaves(tree, metadata, _Name)
     own = torch_file.own_names(found)
     if len(set(own.values())) < len(own):
         raise UserError(f"{metadata} has tensors that differ only in the names of wrappers")
@@ -201,7 +202,7 @@ def _check_steps(folder: Path, saved: Saved) -> None:
     """
     counters: dict[str, list[str]] = {}
     for (name, _), part in saved.parts.items():
-        layout = saved.tensors.get(name) if _COUNTER.fullmatch(name) else None
+        layout = saved.tensors.get(name) if _is_counter(name) else None
         if layout and (layout.dtype, layout.shape) == ("float32", ()):
             counters.setdefault(part.file, []).append(name)
     files = {file: sorted(names) for file, names in counters.items() if len(names) >= _COUNTERS}
@@ -218,6 +219,10 @@ def _check_steps(folder: Path, saved: Saved) -> None:
             f"the checkpoint mixes files of two steps: in {folder / one} the optimizer has made "
             f"{first:g} steps, in {other} {later:g}. Save it again, into an empty folder"
         )
+
+
+def _is_counter(name: str) -> bool:
+    return name.endswith(".step") and _OF_STATE.search(name) is not None
 
 
 def _counter(folder: Path, name: str, saved: Saved) -> float | None:

@@ -8,6 +8,7 @@ of ZeRO 1 and 2, all do.
 """
 
 import bisect
+import contextlib
 import itertools
 import math
 import re
@@ -18,8 +19,17 @@ from typing import NamedTuple
 
 from coordinate_eval._format import brief
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
-from coordinate_eval.coordinator.inputs.checkpoints.formats import rank_files, torch_file
-from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES, Box, Layout
+from coordinate_eval.coordinator.inputs.checkpoints.formats import (
+    dcp_metadata,
+    rank_files,
+    state_dicts,
+)
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import (
+    ITEM_BYTES,
+    Box,
+    Layout,
+    check_name,
+)
 from coordinate_eval.coordinator.inputs.checkpoints.formats.rank_files import RankFile
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Stored
 from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import StoredTensor
@@ -32,7 +42,8 @@ _OPTIMIZER = re.compile(
 _EXPERT = re.compile(r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt")
 _LAYER = re.compile(r"layer_(?P<layer>\d+)-model_(?P<mp>\d+)-model_states\.pt")
 _OF_ZERO_2, _OF_ZERO_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
-_MOST = 1 << 60  # elements of a dimension
+_MOST_RANKS = 1 << 20
+_MOST_PARTS, _MOST_PARAMETERS = 100_000, 1_000_000  # of vectors, and in all groups
 _AGAIN = "If it is being saved, try again afterwards; else copy it again, or give an earlier one"
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -121,7 +132,7 @@ def _of_layers(weights: Sequence[Path]) -> dict[str, Layout]:
     for path in weights:
         if found := _LAYER.fullmatch(path.name):
             file = rank_files.read(path)
-            for name, tensor in torch_file.leaves(file.content, path, StoredTensor).items():
+            for name, tensor in state_dicts.leaves(file.content, path, StoredTensor).items():
                 layouts[f"sequential.{int(found['layer'])}.{name}"] = file.layout(name, tensor)
     return layouts
 
@@ -172,7 +183,7 @@ def _check_all(optimizers: Sequence[_Rank]) -> None:
     first = optimizers[0].file
     count = first.content.get("partition_count")
     counts = count if isinstance(count, list) else [count]
-    if not counts or not all(type(each) is int and 0 < each < _MOST for each in counts):
+    if not counts or not all(type(each) is int and 0 < each < _MOST_RANKS for each in counts):
         raise UserError(f"{first.path} does not tell how many ranks have saved. {_AGAIN}")
     ranks = [rank.number for rank in optimizers]
     if len(ranks) != max(counts) or ranks != list(range(len(ranks))):
@@ -194,7 +205,7 @@ def _untouched(model: RankFile) -> dict[str, Layout]:
             f"checkpoint {model.path.parent} has no *_optim_states.pt, where ZeRO 3 keeps the "
             f"weights. {_AGAIN}"
         )
-    module = torch_file.leaves(model.get("module", dict), model.path, StoredTensor)
+    module = state_dicts.leaves(model.get("module", dict), model.path, StoredTensor)
     return {name: model.layout(name, tensor) for name, tensor in module.items()}
 
 
@@ -235,13 +246,17 @@ def _groups(model: RankFile) -> list[Shapes]:
     groups = model.get("param_shapes", list)
     if not all(isinstance(group, dict) for group in groups):
         raise UserError(f"{model.path} is not what its name says: param_shapes has no dicts")
+    if len(groups) + sum(map(len, groups)) > _MOST_PARAMETERS:  # one may be all of them
+        raise UserError(f"{model.path} is damaged: it has more parameters than any model")
     return [{n: _shape(model, n, shape) for n, shape in group.items()} for group in groups]
 
 
 def _shape(model: RankFile, name: object, shape: object) -> tuple[int, ...]:
-    sizes = shape if isinstance(shape, tuple) else (-1,)
-    if isinstance(name, str) and all(type(n) is int and 0 <= n < _MOST for n in sizes):
-        return sizes
+    with contextlib.suppress(ValueError):
+        sizes = dcp_metadata.sizes(shape)
+        if isinstance(name, str):
+            check_name(name, model.path)
+            return sizes
     raise UserError(f"{model.path} is not what its name says: {brief(name)} has no shape")
 
 
@@ -305,7 +320,10 @@ def _zero_3(groups: Sequence[Shapes], optimizers: Sequence[RankFile]) -> dict[st
 
 
 def _parts(file: RankFile, key: str) -> list[Layout]:
-    return [file.layout(key, tensor) for tensor in file.get(key, list)]
+    parts = file.get(key, list)
+    if len(parts) > _MOST_PARTS:
+        raise UserError(f"{file.path} is damaged: it has more parts of {key} than any optimizer")
+    return [file.layout(key, tensor) for tensor in parts]
 
 
 def _misfit(optimizers: Sequence[RankFile]) -> UserError:

@@ -2,12 +2,14 @@
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from coordinate_eval._format import brief
 from coordinate_eval.errors import UserError
 
 ITEM_BYTES: Final = {
@@ -34,6 +36,7 @@ ITEM_BYTES: Final = {
 }
 """Bytes of one element, by torch's name of its type."""
 
+_MOST_NAME_CHARACTERS = 10_000  # patterns are matched with names
 _MOST_CUT = 4  # dimensions in which a tensor is cut into parts
 
 
@@ -172,6 +175,21 @@ def cut(box: Box, low: Sequence[int], size: Sequence[int], item: int) -> Box | N
         first = tuple(start - other for start, other in zip(starts, box.begin, strict=True))
         return box._replace(shape=shape, begin=begin, saved=box.shape, first=first)
     return box._replace(at=box.at + skipped * item, shape=shape, begin=begin)
+
+
+def check_name(name: str, file: Path) -> None:
+    """Check that a name of a tensor in a file is text, and no longer than any model's.
+
+    Raises:
+        UserError: It is not.
+    """
+    if re.search("[\ud800-\udfff]", name):
+        raise UserError(f"{file} has a tensor {brief(name)}, whose name is no text. Save it again")
+    if len(name) > _MOST_NAME_CHARACTERS:
+        raise UserError(
+            f"{file} has a tensor with a name of {len(name):,} characters, more than the "
+            f"{_MOST_NAME_CHARACTERS:,} that are read: it is damaged. Save it again"
+        )
 
 
 def check_cover(name: str, layout: Layout) -> None:

@@ -22,7 +22,7 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats import (
     dcp_metadata,
     megatron_settings,
     rank_files,
-    torch_file,
+    state_dicts,
 )
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES, Box, Layout
 from coordinate_eval.coordinator.inputs.checkpoints.formats.rank_files import RankFile
@@ -42,7 +42,7 @@ _EXPERT = re.compile(
     r"(.*\.experts\.(?:local_experts\.|linear_fc[12]\.(?:weight|bias)))(\d{1,6})(?!\d)(.*)"
 )
 _LEAST_VERSION = 2  # before, queries, keys and values of a rank lie in another order
-_MOST_DEPTH = 8  # of nested dicts
+_MOST_CHUNKS = 100  # of a rank's model: virtual stages
 
 _OLD = (
     (r"(?:module\.)+", ""),
@@ -75,7 +75,8 @@ _COLUMNS = re.compile(r".*\.(?:linear_proj\.weight|linear_fc2\.weight\d*)")
 _WHOLE = re.compile(
     r".*norm(?:_weight|_bias|\.weight|\.bias)|.*\.linear_proj\.bias|.*\.linear_fc2\.bias\d*"
     r"|.*\.router\..*|.*\.shared_experts\.gate_weight|embedding\.position_embeddings\.weight"
-    r"|.*\.linear_(?:q|kv)_down_proj\.(?:weight|bias)|.*\.core_attention\.softmax_offset"
+    r"|.*\.linear_(?:q|kv)_down_proj\.(?:weight|bias)|.*\.core_attention\.softmax_offset",
+    re.DOTALL,
 )
 _LEFT_OUT = re.compile(
     r".*_extra_state|.*\.inv_freq|word_embeddings_for_head\.weight|.*\.masked_bias|mtp\..*"
@@ -226,7 +227,7 @@ def _check_all(ranks: Sequence[_Rank], arguments: Mapping[str, Any]) -> _Shape:
             "ranks. If it is being written, try again afterwards; else copy the others there"
         )
     divided = arguments.get("expert_tensor_parallel_size")
-    if arguments.get("num_experts") and divided not in (None, shape.tensor):
+    if arguments.get("num_experts") and type(divided) is int and divided != shape.tensor:
         raise UserError(
             f"checkpoint {place} has experts that {divided} tensor ranks divide, and other layers "
             f"that {shape.tensor} divide. Save it as torch_dist (--ckpt-format torch_dist)"
@@ -239,12 +240,14 @@ def _chunks(file: RankFile) -> list[str]:
     keys = [key for key in file.content if isinstance(key, str) and _CHUNK.fullmatch(key)]
     if not keys:
         raise UserError(f"{file.path} has no model. Give the folder of another step")
+    if len(keys) > _MOST_CHUNKS:
+        raise UserError(f"{file.path} has {len(keys):,} parts of a model: it is damaged")
     return sorted(keys, key=lambda key: int(key.removeprefix("model") or 0))
 
 
 def _tensors(file: RankFile, chunk: str, layers: int) -> dict[str, Layout]:
     """Return the tensors of a part of a rank's model, after so many layers of other parts."""
-    tensors = torch_file.leaves(file.get(chunk, dict), file.path, StoredTensor)
+    tensors = state_dicts.leaves(file.get(chunk, dict), file.path, StoredTensor)
     found = {}
     for old, tensor in tensors.items():
         name = old

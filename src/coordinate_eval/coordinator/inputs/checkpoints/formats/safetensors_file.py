@@ -10,7 +10,12 @@ from typing import Any
 from coordinate_eval import _format
 from coordinate_eval._format import brief, plural
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
-from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Layout, Tensor, whole
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import (
+    Layout,
+    Tensor,
+    check_name,
+    whole,
+)
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Stored
 from coordinate_eval.errors import UserError
 
@@ -27,7 +32,7 @@ _CONSOLIDATED_INDEX = "consolidated.safetensors.index.json"
 _PART = re.compile(r".*\d+-of-\d+\.safetensors|adapter_model\.safetensors")
 SUFFIX, _INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
 
-_MOST_TENSORS = 2_000_000
+_MOST_TENSORS, _MOST_DIMENSIONS = 2_000_000, 64
 
 _DTYPES = {
     "F64": "float64",
@@ -185,6 +190,13 @@ def read(file: Path) -> dict[str, Layout]:
                 f"{file} is not whole: {_sizes(opened) or _format.brief(error)}. If it is being "
                 "written, try again afterwards; else copy or save it again"
             ) from error
+    for name, tensor in found.items():
+        check_name(name, file)
+        if len(tensor.shape) > _MOST_DIMENSIONS:
+            raise UserError(
+                f"{file} has {brief(name)} of {len(tensor.shape):,} dimensions, more than any "
+                "tensor has: it is damaged. Save it again"
+            )
     return {name: whole(file, begins[name], *tensor) for name, tensor in found.items()}
 
 
@@ -262,8 +274,8 @@ def weight_map(index: Path) -> dict[str, str]:
     mapping = checkpoint_files.read_json(index, _MOST_INDEX_BYTES).get("weight_map")
     if not isinstance(mapping, dict) or not mapping:
         raise UserError(f"{index} has no weight_map. Save the checkpoint again")
-    for name in mapping.values():
-        if not isinstance(name, str) or Path(name).name != name or name == "..":
+    for name in {each if isinstance(each, str) else None for each in mapping.values()}:
+        if name is None or Path(name).name != name or name == "..":
             raise UserError(
                 f"{index} names a shard {brief(name)} outside its folder. Save it again"
             )

@@ -11,14 +11,22 @@ import re
 import struct
 import zipfile
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from coordinate_eval import _format
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
-from coordinate_eval.coordinator.inputs.checkpoints.formats import safetensors_file, torch_pickle
-from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES, Box, Layout
+from coordinate_eval.coordinator.inputs.checkpoints.formats import (
+    safetensors_file,
+    state_dicts,
+    torch_pickle,
+)
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import (
+    ITEM_BYTES,
+    Box,
+    Layout,
+)
 from coordinate_eval.coordinator.inputs.checkpoints.formats.named_classes import TRAINERS
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import Stored
 from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import (
@@ -26,8 +34,6 @@ from coordinate_eval.coordinator.inputs.checkpoints.formats.torch_pickle import 
     StoredTensor,
 )
 from coordinate_eval.errors import UserError
-
-T = TypeVar("T")
 
 _SUFFIXES = frozenset({".pt", ".pth", ".bin", ".ckpt"})
 # Files that trainers write beside the weights.
@@ -40,25 +46,15 @@ _SHARD = re.compile(r"(.*?)(\d+)-of-(\d+)(\.\w+)")
 _MOST_SHARDS = 10_000
 _WHOLE = re.compile(r"pytorch_model.*\.bin")
 _INDEX, _SINGLE = "pytorch_model.bin.index.json", "pytorch_model.bin"
-_STATE_KEYS = ("model_state_dict", "state_dict", "model", "module", "app", "state")
-# Beginnings of the keys of what else trainers save.
-_OTHER_KEYS = ("optim", "lr_", "sched", "scaler", "rng", "ema", "train", "data", "loss", "metric")
-_MOST_DEPTH = 4  # of nested dicts with tensors
 _MOST_PICKLE_BYTES = 64 << 20
 _MOST_DIRECTORY_BYTES = 16 << 20  # 200,000 storages; read, it takes ten times as much
 _SLACK_BYTES = 1 << 20
 _LOCAL_HEADER_BYTES = 30
 # What zipfile raises at one damage or another.
 _DAMAGED = (
-    zipfile.BadZipFile,
-    EOFError,
-    NotImplementedError,
-    OSError,
-    OverflowError,
-    RuntimeError,
-    ValueError,
-    struct.error,
-)
+    zipfile.BadZipFile, EOFError, NotImplementedError, OSError, OverflowError, RuntimeError,
+    ValueError, struct.error,
+)  # fmt: skip
 
 WRAPPERS: Final = re.compile(
     r"(?:^|(?<=\.))"
@@ -189,7 +185,7 @@ def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
     layouts: dict[str, Layout] = {}
     for path in weights:
         tree, storages = read(path, classes=TRAINERS)
-        tensors = leaves(tree, path, StoredTensor)
+        tensors = state_dicts.leaves(tree, path, StoredTensor)
         check_total((t.elements * ITEM_BYTES[t.dtype] for t in tensors.values()), path)
         if twice := layouts.keys() & tensors.keys():
             raise UserError(f"{path} has {_format.brief(min(twice))}, as another shard does")
@@ -396,44 +392,6 @@ def _contents(
 def _pickle(archive: zipfile.ZipFile, name: str) -> bytes:
     with archive.open(name) as file:
         return b"".join(iter(lambda: file.read(1 << 20), b""))
-
-
-def leaves(tree: object, path: Path, kind: type[T]) -> dict[str, T]:
-    """Return the state dict in a saved object: the object itself, or under a trainer's key.
-
-    Its tensors are of type `kind`. Everything else, such as an optimizer's state, is left out.
-    Names of nested dicts are joined.
-
-    Raises:
-        UserError: There is none; says what was found instead.
-    """
-    inside = tree
-    for _ in range(_MOST_DEPTH):
-        # Three times, because one may lie in another; no more often: a dict may contain itself.
-        for key in _STATE_KEYS * 3:
-            if isinstance(inside, dict) and isinstance(inside.get(key), dict):
-                inside = inside[key]
-        if not isinstance(inside, dict):
-            break
-        found = dict(_leaves(inside, kind, 0)) or dict(_leaves(inside, kind, _MOST_DEPTH))
-        if found:
-            return found
-        if len(inside) != 1:
-            break
-        (inside,) = inside.values()  # all is under one name, whatever that is
-    some = [repr(key)[:60] for key in list(tree)[:8]] if isinstance(tree, dict) else []
-    shown = f"a dict of {', '.join(some)} has no tensors" if some else "it is no dict of tensors"
-    raise UserError(f"{path} holds no state dict ({shown}). {HOW_TO_SAVE}")
-
-
-def _leaves(tree: Mapping[Any, Any], kind: type[T], depth: int) -> Iterator[tuple[str, T]]:
-    for key, value in tree.items():
-        if not isinstance(key, str):
-            continue
-        if isinstance(value, kind):
-            yield key, value
-        elif depth and isinstance(value, dict) and not key.startswith(_OTHER_KEYS):
-            yield from ((f"{key}.{name}", leaf) for name, leaf in _leaves(value, kind, depth - 1))
 
 
 def _why_no_archive(path: Path, opened: checkpoint_files.Opened) -> str:

@@ -56,15 +56,14 @@ _HARMLESS = {
 }
 _MOST_DIMENSIONS, _MOST_ELEMENTS = 64, 1 << 60  # of a tensor; torch has as many dimensions
 _MOST_OPCODES = 5_000_000  # seconds of work; a tensor takes about 30, its optimizer's state 100
-_MOST_KEY = 1 << 60  # larger numbers may all have one hash
+_MOST_NUMBER = 1 << 62  # larger ones may all have one hash, and are too long to print
 _OF_RANKS = ("torch.distributed.tensor", "torch.distributed._tensor", "torch.distributed._shard")
 _MATTERING = ("OrderedDict", "Size", "_rebuild")
 """Beginnings of the names whose calls give dicts, shapes and tensors."""
 
 HOW_TO_SAVE = "Save the weights alone: torch.save(model.state_dict(), PATH)"
 
-_MARK = object()
-_UNKNOWN = object()
+_MARK, _UNKNOWN = object(), object()
 
 
 class Global(NamedTuple):
@@ -175,6 +174,9 @@ class _Machine:
     def push(self, argument: object) -> None:
         self.stack.append(argument)
 
+    def push_number(self, argument: Any) -> None:  # noqa: ANN401
+        self.stack.append(argument if abs(argument) < _MOST_NUMBER else _UNKNOWN)
+
     def memoize(self, argument: Any) -> None:  # noqa: ANN401  # as pickletools has it
         self._memo[len(self._memo) if argument is None else int(argument)] = self.stack[-1]
 
@@ -238,9 +240,6 @@ class _Machine:
         function, arguments = self._pop(2)
         self.stack.append(self._made(function, arguments))
 
-    def nothing(self, argument: object) -> None:
-        pass
-
     def _last(self, count: int) -> list[Any]:
         if len(self.stack) < count:
             raise ValueError("it takes what is not there")
@@ -262,7 +261,7 @@ class _Machine:
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
             if not isinstance(target, _Dict):
                 return
-            if isinstance(key, str) or (type(key) is int and abs(key) < _MOST_KEY):
+            if isinstance(key, str) or type(key) is int:
                 target[key] = value
             elif isinstance(key, Object):
                 if isinstance(target.objects, tuple):
@@ -302,11 +301,14 @@ def _pushing(make: Callable[[], object]) -> Callable[[_Machine, Any], None]:
 _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     **dict.fromkeys(
         (
-            "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT",
-            "STRING", "BINSTRING", "SHORT_BINSTRING", "BYTEARRAY8", "BINBYTES", "SHORT_BINBYTES",
-            "BINBYTES8", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8",
+            "FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "BYTEARRAY8",
+            "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "UNICODE", "SHORT_BINUNICODE",
+            "BINUNICODE", "BINUNICODE8",
         ),
         _Machine.push,
+    ),
+    **dict.fromkeys(
+        ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"), _Machine.push_number
     ),
     "MARK": _pushing(lambda: _MARK),
     "NONE": _pushing(lambda: None),
@@ -336,7 +338,7 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "BUILD": _Machine.build,
     "BINPERSID": _Machine.store,
     **dict.fromkeys(("REDUCE", "NEWOBJ"), _Machine.call),
-    **dict.fromkeys(("PROTO", "FRAME", "STOP"), _Machine.nothing),
+    **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda *_: None),
 }  # fmt: skip
 """The machine's step for each opcode, by the opcode's name."""
 

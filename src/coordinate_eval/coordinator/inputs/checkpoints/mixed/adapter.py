@@ -31,6 +31,7 @@ MERGE: Final = (
 
 _MOST_CONFIG_BYTES = 1 << 20
 _MOST_REFERENCE_BYTES = 1024
+_MOST_SCALE = 1e9
 _REPOSITORY = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
 
 # Kinds of LoRA that are no sum of the stored base and a product.
@@ -59,7 +60,7 @@ _PLAIN = re.compile(
     r"|\((?:\?:)?[\w.|-]+\))+\$?"
 )
 _REPEATS = re.compile(r"[*+?}]")
-_MOST_REPEATS = 2
+_MOST_REPEATS, _MOST_GROUPS, _MOST_LETTERS = 2, 2, 500
 
 _LAYER = re.compile(r"(?<=\.)\d{1,6}(?=\.)")
 _PREFIX = "base_model.model."
@@ -191,14 +192,19 @@ class AdapterConfig:
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            or not math.isfinite(value)
+            or not abs(value) < _MOST_SCALE
         ):
             raise UserError(f"{self.file}: {key} must be a number, not {brief(str(value))}")
         return value
 
     def _pattern(self, text: str) -> "re.Pattern[str]":
         with contextlib.suppress(re.error):
-            if _PLAIN.fullmatch(text) and len(_REPEATS.findall(text)) <= _MOST_REPEATS:
+            if (
+                len(text) <= _MOST_LETTERS
+                and _PLAIN.fullmatch(text)
+                and len(_REPEATS.findall(text)) <= _MOST_REPEATS
+                and text.count("(") <= _MOST_GROUPS
+            ):
                 return re.compile(rf"(?:.*\.)?(?:{text})$", re.DOTALL)
         raise UserError(
             f"{self.file}: alpha_pattern has {brief(text)}, which is more than a name of a "

@@ -11,9 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import yaml
-
 from coordinate_eval._format import brief, plural
+from coordinate_eval.coordinator.inputs import yaml_file
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files, remote
 from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import ITEM_BYTES, Tensor
 from coordinate_eval.coordinator.inputs.checkpoints.formats.sources import (
@@ -41,6 +40,7 @@ SUFFIXES: Final = (".yaml", ".yml")
 
 _MOST_FILE_BYTES = 1 << 20
 _MOST_MEMBERS = 1000
+_MOST_WEIGHT = 1e9  # float32 has room for its product with a number of a model
 _DIGITS = 6
 _MOST_TOGETHER = 8  # members whose files are open at once
 
@@ -299,10 +299,11 @@ def members(paths: Sequence[Path], weights: Sequence[float] | None) -> Members:
         total = math.fsum(given) if all(map(math.isfinite, given)) else math.nan
     except OverflowError:
         total = math.nan
-    if not math.isfinite(total) or abs(total) < 1e-6 * max(map(abs, given)) or not any(given):
+    largest = max(map(abs, given))
+    if not abs(total) >= 1e-6 * largest or not 1 / _MOST_WEIGHT <= largest <= _MOST_WEIGHT:
         raise UserError(
             f"the weights {', '.join(f'{each:g}' for each in given)} have no sum to divide by: "
-            "give numbers whose sum is not 0"
+            f"give numbers up to {_MOST_WEIGHT:g} whose sum is not 0"
         )
     return Members(list(paths), given)
 
@@ -354,9 +355,12 @@ def read_file(file: Path) -> Members:
         OSError: It cannot be read.
     """
     try:
-        content = yaml.safe_load(checkpoint_files.read(file, _MOST_FILE_BYTES))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not YAML: {brief(str(error))}") from error
+        text = checkpoint_files.read(file, _MOST_FILE_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8: {error}") from error
+    content = yaml_file.document(
+        yaml_file.Source(text, str(file), file.parent, str(file), "average")
+    )
     known = {"average", "weights"}
     if not isinstance(content, dict) or not content.keys() <= known or "average" not in content:
         raise UserError(

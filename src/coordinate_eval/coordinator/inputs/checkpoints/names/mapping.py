@@ -1,5 +1,6 @@
 """Read mappings from YAML: those that are shipped, and a user's own."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -39,7 +40,8 @@ _RULE = {
 _LEAST_RULES = 3  # that match names of a model
 _MOST_RULES = 2_000
 _MOST_LETTERS = 500
-_MOST_STARS = 2  # in a pattern: each more multiplies the ways to match a name
+_MOST_STARS, _MOST_WAYS = 2, 1000  # in a pattern: each more multiplies the ways to match a name
+_WAYS_OF_NUMBER = 6  # its digits, if another number follows them
 
 
 class Written(NamedTuple):
@@ -185,7 +187,7 @@ def parse(source: Source, name: str) -> Written:
     rules = _rules(tree.get("names"), tree.at("names"))
     for key, becomes in (("left_out", []), ("kept", [KEPT])):
         if texts := _texts(tree.get(key, []), tree.at(key), key):
-            _check_stars(texts, tree.at(key))
+            _check_patterns(texts, tree.at(key))
             rules.append(Rule(source=texts, to=becomes))
     by_model = tree.get("names_of", {})
     if not isinstance(by_model, dict):
@@ -225,7 +227,7 @@ def _rule(pattern: str, value: Any, place: Place) -> Rule:  # noqa: ANN401 - a v
         rows=_text(value.get("rows", ""), place, "rows"),
         zero=value.get("zero", False),
     )
-    _check_stars(rule.source, place)
+    _check_patterns(rule.source, place)
     many, more = len(rule.source), len(rule.to)
     if unknown := [text for text in rule.to if "*" in text or _words(text) - _words(*rule.source)]:
         raise wrong(place, f"{brief(unknown[0])} has * or words that {brief(pattern)} has not")
@@ -242,9 +244,14 @@ def _rule(pattern: str, value: Any, place: Place) -> Rule:  # noqa: ANN401 - a v
     return rule
 
 
-def _check_stars(sources: Sequence[str], place: Place) -> None:
-    if many := [text for text in sources if text.count("*") > _MOST_STARS]:
-        raise wrong(place, f"{brief(many[0])} has more than {_MOST_STARS} *")
+def _check_patterns(sources: Sequence[str], place: Place) -> None:
+    for text in sources:
+        if text.count("*") > _MOST_STARS:
+            raise wrong(place, f"{brief(text)} has more than {_MOST_STARS} *")
+        words = [hole.count("|") for hole in patterns.holes(text)]
+        ways = math.prod(more + 1 if more else _WAYS_OF_NUMBER for more in words)
+        if len(text) > _MOST_LETTERS or ways > _MOST_WAYS:
+            raise wrong(place, f"{brief(text)} has too many numbers, words or letters")
 
 
 def _words(*texts: str) -> set[str]:
