@@ -44,6 +44,13 @@ def test_the_nearest_counts_and_flags_before_it(folder: Path) -> None:
     assert inspect(step, config=given).files[0] == str(given / "config.json")
 
 
+def test_the_config_of_a_training_is_no_model_and_does_not_count(folder: Path) -> None:
+    step, hf = folder / "first/step-10", folder.parent / "hf"
+    (folder / "coordinate-eval.yaml").write_text("config: ../hf/config.json\ntokenizer: ../hf\n")
+    (step / "config.json").write_text(json.dumps({"run_name": "first", "model": {"d_model": 64}}))
+    assert inspect(step).files == [str(hf / "config.json"), str(hf / "tokenizer.json")]
+
+
 def test_a_file_that_others_can_write_is_named_and_not_used(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

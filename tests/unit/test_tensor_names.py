@@ -99,6 +99,11 @@ def test_weights_of_a_trainer_are_those_of_hugging_face(
     state = trainers.FORWARD[trainer](dict(wanted), config.given)
     chosen = mapping.choose(state, kind)
     assert chosen is not None
+    whole = [fit.mapping for fit in mapping.fits(state, kind) if not fit.left_over]
+    assert [each.name for each in whole][:1] == [
+        trainer.partition(",")[0].replace("meta", "torchtitan")
+    ]
+    assert all(each.name == "transformers" for each in whole[1:]), "two mappings fit"
 
     for source in (InMemory(state), in_a_file(state, tmp_path), in_flat_parts(state, tmp_path)):
         found = Renamed(source, chosen, config)
@@ -153,6 +158,7 @@ def test_a_padded_vocabulary_is_cut_and_a_tied_output_layer_left_out() -> None:
     [
         pytest.param({"add": "layers.0.attention.sinks"}, r"1 of 31 are not", id="an-unknown-name"),
         pytest.param({"kind": "gemma2"}, "not for gemma2", id="another-type-of-model"),
+        pytest.param({"kind": ""}, "has no model_type. Give the model's", id="no-type-of-model"),
         pytest.param({"num_attention_heads": 3}, "of 3 heads", id="another-number-of-heads"),
         pytest.param({"vocab_size": 200}, "has 96 rows, and vocab_size is 200", id="vocabulary"),
     ],

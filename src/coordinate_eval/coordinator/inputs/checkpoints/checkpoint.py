@@ -107,7 +107,9 @@ def _inspect(what: Path | Members, given: "_Given", above: "_Opened") -> Checkpo
             beside = [place, place.parent] if kind.converted else [place]
         told = folder_file.of(place)
         mapping = mapping or told.mapping
-        config = config or told.unless(beside, "config", [config_file.CONFIG])
+        if told.config and not config:
+            of_models = finding.without_trainings(beside)
+            config = told.unless(of_models, "config", [config_file.CONFIG])
         tokenizer = tokenizer or told.unless(beside, "tokenizer", checkpoint_files.TOKENIZERS)
         of_model = finding.find_config(place, beside, config, weights)
         files = {

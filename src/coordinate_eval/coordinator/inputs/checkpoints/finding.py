@@ -62,7 +62,8 @@ def find_beside(
     place = resolve(path)
     beside = [*([place] if place.is_dir() else []), place.parent, path.absolute().parent]
     told = folder_file.of(place)
-    config = config or told.unless(beside, "config", [config_file.CONFIG])
+    with contextlib.suppress(UserError):
+        config = config or told.unless(without_trainings(beside), "config", [config_file.CONFIG])
     tokenizer = tokenizer or told.unless(beside, "tokenizer", checkpoint_files.TOKENIZERS)
     files: list[Path] = []
     found = None
@@ -194,6 +195,16 @@ def find_config(
         f"{where} has no config.json. Put the model's there in Hugging Face's format, or give "
         f"--config FILE{_OR_NAMED}config: FILE"
     )
+
+
+def without_trainings(folders: Sequence[Path]) -> list[Path]:
+    """Return folders but those whose config.json is a trainer's own, such as OLMo-core's.
+
+    Raises:
+        UserError: One is malformed.
+    """
+    configs = ((f, checkpoint_files.present(f, [config_file.CONFIG])) for f in folders)
+    return [folder for folder, found in configs if all(map(_is_of_model, found))]
 
 
 def _is_of_model(file: Path) -> bool:

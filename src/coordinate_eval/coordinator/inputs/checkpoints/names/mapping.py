@@ -116,8 +116,9 @@ def fits(names: Collection[str], kind: str | None) -> list[Fit]:
         used -= {number for number in used if of_kind[number].kept}
         # What is left out tells nothing, and neither do the few names that all models share.
         if len(used) >= (1 if keeps else _LEAST_RULES):
-            found.append(Fit(each, len(best.members), best.left_over))
-    return sorted(found, key=lambda fit: len(fit.left_over))
+            found.append((keeps, Fit(each, len(best.members), best.left_over)))
+    # What keeps names fits more than it knows.
+    return [fit for _, fit in sorted(found, key=lambda each: (len(each[1].left_over), each[0]))]
 
 
 def choose(names: Collection[str], kind: str, own: Path | None = None) -> TensorMapping | None:
@@ -144,10 +145,15 @@ def choose(names: Collection[str], kind: str, own: Path | None = None) -> Tensor
         if not left_over and written.holds_for(kind):
             return written.of(kind)
         if fit.matched * 2 > len(names):
+            if not kind:
+                raise UserError(
+                    f"the names of the tensors are those of {written.trainer}, but the config.json "
+                    "has no model_type. Give the model's, in Hugging Face's format, with --config"
+                )
             why = (
                 f"{len(left_over):,} of {len(names):,} are not, such as {brief(left_over[0])}"
                 if written.holds_for(kind)
-                else f"the mapping is for {', '.join(written.models)}, not for {kind or 'none'}"
+                else f"the mapping is for {', '.join(written.models)}, not for {kind}"
             )
             raise UserError(
                 f"the names of the tensors are those of {written.trainer}, but {why}. Give a "
