@@ -152,6 +152,11 @@ def test_weights_that_mean_something_else_are_refused(
     refused(folder, words)
 
 
+def test_stages_of_a_pipeline_may_have_no_layer(folder: Path) -> None:
+    rank_checkpoints.megatron(folder, whole(), pipeline=2, virtual=4)
+    same(folder)
+
+
 def test_layers_that_predict_further_tokens_are_left_out(folder: Path) -> None:
     further = {"mtp.layers.0.eh_proj.weight": torch.ones(32, 64)}
     rank_checkpoints.megatron(folder, {**whole(), **further}, tensor=2, pipeline=2)

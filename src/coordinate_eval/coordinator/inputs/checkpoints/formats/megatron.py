@@ -247,7 +247,8 @@ def _chunks(file: RankFile) -> list[str]:
 
 def _tensors(file: RankFile, chunk: str, layers: int) -> dict[str, Layout]:
     """Return the tensors of a part of a rank's model, after so many layers of other parts."""
-    tensors = state_dicts.leaves(file.get(chunk, dict), file.path, StoredTensor)
+    content = file.get(chunk, dict)  # empty in a stage of the pipeline that has no layer
+    tensors = state_dicts.leaves(content, file.path, StoredTensor) if content else {}
     found = {}
     for old, tensor in tensors.items():
         name = old
