@@ -201,6 +201,25 @@ def test_halves_of_numbered_experts_and_joined_latent_projections_are_read() -> 
         assert all(torch.equal(found.read(name), tensor) for name, tensor in wanted.items())
 
 
+def test_biases_of_megatrons_mlps_and_the_joined_attention_of_olmo_core_are_read() -> None:
+    config, wanted = config_of("llama"), dict(trainers.weights("llama"))
+    biased = trainers.megatron(wanted, config.given)
+    biased["decoder.layers.1.mlp.linear_fc1.bias"] = torch.arange(96.0)
+    biased["decoder.layers.1.mlp.linear_fc2.bias"] = torch.arange(32.0)
+    found = renamed(biased, config)
+    for name, first, last in (("gate_proj", 0, 48), ("up_proj", 48, 96), ("down_proj", 0, 32)):
+        bias = found.read(f"model.layers.1.mlp.{name}.bias")
+        assert torch.equal(bias, torch.arange(float(first), float(last)))
+
+    state = trainers.olmo_core(wanted, config.given)
+    for layer in range(3):
+        prefix = f"blocks.{layer}.attention.w_"
+        qkv = [state.pop(f"{prefix}{each}.weight") for each in "qkv"]
+        state[f"{prefix}qkv.weight"] = torch.cat(qkv)
+    found = renamed(state, config)
+    assert all(torch.equal(found.read(name), tensor) for name, tensor in wanted.items())
+
+
 def test_a_bias_of_routing_that_the_model_lacks_is_left_out_and_told_if_it_counts() -> None:
     config = config_of("qwen3_moe")
     state = trainers.torchtitan(trainers.weights("qwen3_moe"), config.given)
