@@ -91,8 +91,12 @@ def _inside(folder: Path) -> list[Path]:
     return []
 
 
-def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
+def open_source(
+    weights: Sequence[Path], files: Sequence[Path], saved: Saved | None = None
+) -> Stored:
     """Return the tensors of the model, under the model's own names.
+
+    `saved` is what the metadata says, if it was read already.
 
     Raises:
         UserError: The metadata is damaged or would run code, has no model, or the files of ranks
@@ -101,7 +105,7 @@ def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Stored:
     metadata = next((file for file in weights if file.name == METADATA), None)
     if metadata is None:
         return _of_shards(weights)
-    saved = read(metadata)
+    saved = saved or read(metadata)
     if not saved.tensors:
         raise UserError(
             f"{metadata} lists no tensors, only objects that ranks saved as a whole: the planner "

@@ -145,12 +145,14 @@ def open_source(weights: Sequence[Path], files: Sequence[Path]) -> Source:
         UserError: A rank's file is missing or torn, or is of another save; or it cannot be told
             how ranks have divided a tensor.
     """
-    if any(file.name == dcp_metadata.METADATA for file in weights):
-        trained = megatron_settings.of_distributed(weights)
+    metadata = [file for file in weights if file.name == dcp_metadata.METADATA]
+    if metadata:
+        saved = dcp_metadata.read(metadata[0])
+        trained = megatron_settings.of_distributed(weights, saved)
         beside = (megatron_settings.COMMON, megatron_settings.RUN)
         parts = [file for file in weights if file.name not in beside]
         megatron_settings.check_meaning(trained)
-        source = dcp.open_source(parts, files)
+        source = dcp.open_source(parts, files, saved)
     else:
         read = [(_RANK.fullmatch(path.parent.name), rank_files.read(path)) for path in weights]
         trained = megatron_settings.of_rank(read[0][1])

@@ -47,7 +47,7 @@ def of_rank(file: RankFile) -> Trained:
     return Trained(_arguments(file.content), file.path)
 
 
-def of_distributed(weights: Sequence[Path]) -> Trained:
+def of_distributed(weights: Sequence[Path], saved: dcp_metadata.Saved) -> Trained:
     """Return what lies beside the parts of a distributed checkpoint, or in them.
 
     Raises:
@@ -58,12 +58,11 @@ def of_distributed(weights: Sequence[Path]) -> Trained:
         return Trained(_of_run(run), run)
     if common := by_name.get(COMMON):
         return of_rank(rank_files.read(common))
-    metadata = by_name[dcp_metadata.METADATA]
-    for (name, _), part in dcp_metadata.read(metadata).parts.items():
+    for (name, _), part in saved.parts.items():
         if name in _OBJECTS and (file := by_name.get(part.file)):
             content, _ = torch_file.read(file, part.at, part.length, ANY_CLASS)
             return Trained(_arguments(content), file)
-    return Trained({}, metadata)
+    return Trained({}, by_name[dcp_metadata.METADATA])
 
 
 def _of_run(path: Path) -> Mapping[str, Any]:
