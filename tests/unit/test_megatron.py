@@ -33,6 +33,12 @@ def sides(folder: Path, kind: str) -> Path:
     return folder
 
 
+def configure(folder: Path, **config: object) -> None:
+    """Set these of a folder's config."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+
+
 def whole(kind: str = "llama", layout: str = "local") -> dict[str, Any]:
     """Weights as one rank of Megatron has them."""
     made = trainers.megatron(trainers.weights(kind), trainers.CONFIGS[kind], layout)
@@ -92,9 +98,7 @@ def test_distributed_checkpoints_are_read(
 
 
 def test_a_copy_of_the_embedding_on_the_last_rank_does_not_count(folder: Path) -> None:
-    (folder / "config.json").write_text(
-        json.dumps(json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True})
-    )
+    configure(folder, tie_word_embeddings=True)
     untied = "untie_embeddings_and_output_weights"
     rank_checkpoints.megatron(folder, whole(), pipeline=3, **{untied: False})
     assert "lm_head.weight" not in source(inspect(folder)).tensors
@@ -147,9 +151,17 @@ def test_weights_that_mean_something_else_are_refused(
     folder: Path, arguments: dict[str, Any], words: str
 ) -> None:
     rank_checkpoints.megatron(folder, whole(), tensor=2, **arguments)
-    file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "rope_theta": 10_000.0}))
+    configure(folder, rope_theta=10_000.0)
     refused(folder, words)
+
+
+def test_what_a_converter_has_written_need_not_tell_the_rotary_base(folder: Path) -> None:
+    rotary: dict[str, Any] = {"position_embedding_type": "rope", "rotary_base": 500_000}
+    step = rank_checkpoints.megatron(folder, whole(), tensor=2, **rotary)
+    configure(folder, rope_theta=10_000.0)
+    step.rename(folder / "release")
+    (folder / "latest_checkpointed_iteration.txt").write_text("release")
+    same(folder)
 
 
 def test_stages_of_a_pipeline_may_have_no_layer(folder: Path) -> None:

@@ -32,6 +32,7 @@ RUN: Final = "run_config.yaml"
 _OBJECTS = ("common_state/shard_0_1", "args")  # in files of ranks: of torch_dist since, and of DCP
 _MOST_RUN_BYTES = 4 << 20
 _ROTARY = ("rope", "yarn")
+_CONVERTED = "release"  # a folder in place of a step's, for trainings to begin with
 
 
 class Trained(NamedTuple):
@@ -105,7 +106,7 @@ def check_config(trained: Trained, config: TextConfig) -> None:
     Raises:
         UserError: It does not.
     """
-    for name, value, key, said in _told_twice(trained.values, config):
+    for name, value, key, said in _told_twice(trained, config):
         if type(value) in (int, float) and type(said) in (int, float) and value != said:
             raise UserError(
                 f"{trained.file} says that the model was trained with {name} {value:g}, and "
@@ -114,10 +115,9 @@ def check_config(trained: Trained, config: TextConfig) -> None:
             )
 
 
-def _told_twice(
-    values: Mapping[str, Any], config: TextConfig
-) -> Iterator[tuple[str, object, str, object]]:
+def _told_twice(trained: Trained, config: TextConfig) -> Iterator[tuple[str, object, str, object]]:
     """Yield settings with those of the config that mean the same."""
+    values = trained.values
     heads = values.get("num_attention_heads")
     yield "num_attention_heads", heads, HEADS[0], config.number(*HEADS)
     if not values.get("multi_latent_attention"):
@@ -127,7 +127,9 @@ def _told_twice(
     if values.get("num_experts") or values.get("num_moe_experts"):
         key = "num_experts_per_tok"
         yield "moe_router_topk", values.get("moe_router_topk"), key, config.number(key)
-    if values.get("position_embedding_type") in _ROTARY:
+    # What a converter has written may have the default: trainings from it get the base anew.
+    converted = _CONVERTED in trained.file.parts[-3:]
+    if values.get("position_embedding_type") in _ROTARY and not converted:
         rope = config.given.get("rope_parameters")
         found = rope.get("rope_theta") if isinstance(rope, dict) else None
         theta = config.given.get("rope_theta", found)
