@@ -79,21 +79,16 @@ def _layer_of(name: str) -> tuple[str, str]:
 
 
 def _swap(name: str, *pairs: tuple[str, str]) -> str:
-    for old, new in pairs:
-        if old in name:
-            return name.replace(old, new)
-    return name
+    return next((name.replace(old, new) for old, new in pairs if old in name), name)
 
 
 def pairs(rows: Any, heads: int) -> Any:
     """Rows of queries or keys in pairs, as Meta's rotary embedding turns them."""
     half = rows.shape[0] // heads // 2
     out = rows.clone()
-    for head in range(heads):
-        for one in range(half):
-            begin = head * 2 * half
-            out[begin + 2 * one] = rows[begin + one]
-            out[begin + 2 * one + 1] = rows[begin + half + one]
+    for begin in range(0, rows.shape[0], 2 * half):
+        out[begin : begin + 2 * half : 2] = rows[begin : begin + half]
+        out[begin + 1 : begin + 2 * half : 2] = rows[begin + half : begin + 2 * half]
     return out
 
 
@@ -270,7 +265,6 @@ def litgpt(state: State, config: Mapping[str, Any], *, early: bool = False) -> S
         if "block_sparse_moe" in rest:
             rest = re.sub(r"w([123])", lambda m: ("fc_1", "proj", "fc_2")[int(m[1]) - 1], rest)
             rest = rest.replace("block_sparse_moe", "mlp")
-        assert late or "post_mlp" not in rest
         made[prefix + rest if layer else rest] = tensor
     return made
 

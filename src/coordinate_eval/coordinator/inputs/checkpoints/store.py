@@ -42,7 +42,7 @@ _CREDENTIALS: Final = {
     "gcsfs": "`gcloud auth application-default login`, GOOGLE_APPLICATION_CREDENTIALS",
     "adlfs": "AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME with a key",
 }
-"""Where the packages find credentials, besides `~/.config/fsspec`."""
+"""The places in which packages look for credentials, besides `~/.config/fsspec`."""
 
 _ANSWER_SECONDS: Final = 10.0
 """Most seconds for the answer to one question; to look for credentials is one."""
@@ -58,7 +58,7 @@ _PAUSES: Final = (0.5, 2.0, 8.0, 30.0, 60.0)
 store has turned away come back one after another."""
 
 _AGAIN_SECONDS: Final = 2.0
-"""What fails sooner is asked once more for people, too."""
+"""A request that fails sooner is repeated once for people, too."""
 
 _stores: dict[str, Any] = {}
 """By bucket. Earlier versions of fsspec make one for each thread, with connections of its own."""

@@ -8,7 +8,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +17,7 @@ import platformdirs
 from coordinate_eval._format import brief
 from coordinate_eval.coordinator.inputs.checkpoints import checkpoint_files
 from coordinate_eval.coordinator.inputs.checkpoints.formats import torch_file
+from coordinate_eval.coordinator.inputs.checkpoints.formats.layouts import Tensor
 from coordinate_eval.errors import UserError
 
 CONFIG: Final = "adapter_config.json"
@@ -274,22 +275,35 @@ class Factors(dict[str, str]):
     embedding = False
 
 
+def _check_gathered(tensors: Mapping[str, Tensor], place: Path) -> None:
+    """Refuse what ZeRO 3 and FSDP save of an adapter if its parts are not gathered."""
+    for name, (_, shape) in tensors.items():
+        if 0 in shape or (len(shape) == 1 and ".lora_A." in name):
+            raise UserError(
+                f"adapter {place} has {brief(name)} of the shape {list(shape)}: ZeRO 3 and FSDP "
+                "save so where the weights are not gathered. Save it again with the trainer's "
+                "save_model, or with stage3_gather_16bit_weights_on_model_save"
+            )
+
+
 class Found:
     """The tensors of an adapter, by what they are for. Modules have the names of the model."""
 
-    def __init__(self, names: Collection[str], place: Path) -> None:
-        """Sort the names.
+    def __init__(self, tensors: Mapping[str, Tensor], place: Path) -> None:
+        """Sort tensors of a folder by their names.
 
         Raises:
-            UserError: A name is of no kind that is known here, or there is none.
+            UserError: A name is of no kind that is known here, there is none, or parts of ranks
+                were not gathered.
         """
+        _check_gathered(tensors, place)
         self.products: dict[str, dict[int, Factors]] = {}
         """Factors by module and depth of wrapping, which tells several parameters apart."""
         self.rows: dict[str, str] = {}
         """Trained rows of embeddings, by the module."""
         self.whole: dict[str, str] = {}
         """Tensors that take the place of the base's, by their names there."""
-        for stored in names:
+        for stored in tensors:
             name = torch_file.WRAPPERS.sub("", stored).removeprefix("module.")
             name = name.removeprefix(_PREFIX)
             if found := _PRODUCT.fullmatch(name):
@@ -308,7 +322,7 @@ class Found:
                     f"{place} has tensors of an adapter of a kind that is not merged here, such "
                     f"as {brief(stored)}. {MERGE}"
                 )
-            elif ".modules_to_save." in name and stored.replace(".modules_to_save", "") in names:
+            elif ".modules_to_save." in name and stored.replace(".modules_to_save", "") in tensors:
                 pass  # PEFT saves embeddings of another size twice: the module, and its wrapper
             elif ".original_module." not in name:
                 self._put(self.whole, _INSIDE.sub("", name), stored, place)

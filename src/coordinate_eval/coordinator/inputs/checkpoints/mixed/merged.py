@@ -96,7 +96,6 @@ class Merged(Source):
             if not (self._tied and is_output(name))  # engines leave it out, if it is there
         }
         found = Found(adapter.tensors, self._place)
-        self._check_gathered()
         self._named = Names(self._plans, self._wanted(found))
         self._untie(found)
         for name, stored in sorted(found.whole.items()):
@@ -193,16 +192,6 @@ class Merged(Source):
 
         inner = {k: changed(v) if isinstance(v, dict) else v for k, v in config.items()}
         return {**changed(inner), **({"tie_word_embeddings": False} if self._untied else {})}
-
-    def _check_gathered(self) -> None:
-        """Refuse what ZeRO 3 and FSDP save of an adapter if its parts are not gathered."""
-        for name, (_, shape) in self._adapter.tensors.items():
-            if 0 in shape or (len(shape) == 1 and ".lora_A." in name):
-                raise self._refuse(
-                    f"has {brief(name)} of the shape {list(shape)}: ZeRO 3 and FSDP save so where "
-                    "the weights are not gathered. Save it again with the trainer's save_model, or "
-                    "with stage3_gather_16bit_weights_on_model_save"
-                )
 
     def _wanted(self, found: Found) -> list[str]:
         """Return tensors of the base that the adapter is for, by the names of modules."""
