@@ -1,8 +1,10 @@
 """Adapters that vLLM serves by its own LoRA: which are refused, and what nodes hold for them."""
 
+import contextlib
 import importlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,16 @@ def test_runs_of_two_adapters_share_their_base(base: Path, tmp_path: Path) -> No
     assert weights_name(run_of(tmp_path / "a", tmp_path)) == runs[0].id
 
 
+@contextlib.contextmanager
+def written(adapter: Path, memory: Path) -> Iterator[Path]:
+    """The files of an adapter that vLLM gets, as long as the weights of its base are held."""
+    memory.mkdir()
+    run = run_of(adapter, memory, **SERVE)
+    weights = weights_of(run)
+    with weights.hold(), adapter_files(weights, lease.leased(run)) as made:
+        yield made
+
+
 @pytest.mark.parametrize("pickled", [False, True])
 def test_vllm_gets_an_adapter_with_one_scale_in_safetensors(
     base: Path, tmp_path: Path, pickled: bool
@@ -130,10 +142,7 @@ def test_vllm_gets_an_adapter_with_one_scale_in_safetensors(
     if pickled:
         torch.save(given, folder / "adapter_model.bin")
         (folder / "adapter_model.safetensors").unlink()
-    (tmp_path / "memory").mkdir()
-    run = run_of(folder, tmp_path / "memory", **SERVE)
-    weights = weights_of(run)
-    with weights.hold(), adapter_files(weights, lease.leased(run)) as made:
+    with written(folder, tmp_path / "memory") as made:
         kept = files.load_file(made / "adapter_model.safetensors")
         config = json.loads((made / "adapter_config.json").read_text())
         told = arguments(made)
@@ -155,10 +164,7 @@ def test_vllm_gets_several_scales_in_the_factors(base: Path, tmp_path: Path) -> 
     patterns = {"alpha_pattern": {"q_proj": 3}, "rank_pattern": {"down_proj": 9}}
     adapted(base, folder, r=4, lora_alpha=6, **patterns)
     given = files.load_file(folder / "adapter_model.safetensors")
-    (tmp_path / "memory").mkdir()
-    run = run_of(folder, tmp_path / "memory", **SERVE)
-    weights = weights_of(run)
-    with weights.hold(), adapter_files(weights, lease.leased(run)) as made:
+    with written(folder, tmp_path / "memory") as made:
         kept = files.load_file(made / "adapter_model.safetensors")
         config = json.loads((made / "adapter_config.json").read_text())
     assert (config["lora_alpha"], config["r"]) == (9, 9)
